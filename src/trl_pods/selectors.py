@@ -1,0 +1,415 @@
+"""
+Down-sampling rules: which `m` of the `n` rollouts of each prompt are trained on.
+
+Tensors in, tensors out; no state, and no knowledge of a trainer. Every rule has the signature
+
+    selector(rewards, num_selected, **keywords) -> indices
+
+`rewards` is float64, on the CPU, of shape (P, N); `indices` is int64, of shape (P, M), and names M = `num_selected`
+distinct columns in each row. An ineligible rollout (no finite score, or truncated where truncated ones are masked) has
+the reward NaN and is chosen last. A rule that names one of the keywords `rewards_per_func` (P, N, F),
+`completion_lengths` (P, N) or `generator` in its signature is given it; further keywords come from the
+`selector_kwargs` of the config.
+
+Shapes: P prompts, N rollouts per prompt, M of them kept, F reward functions. Suffixes on names give the shape.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+Selector = Callable[..., torch.Tensor]
+
+# Keywords that the trainer fills in for a rule whose signature names them.
+TRAINER_KEYWORDS = ("rewards_per_func", "completion_lengths", "generator")
+
+# Splits whose variances differ by less than this share count as tied: rounding must not decide between them.
+_TIE_TOLERANCE = 1e-12
+
+
+def max_variance(rewards: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """
+    The subset with the largest variance of rewards: the rule of PODS (section 3 of arXiv 2504.13818).
+
+    An optimal subset is always the k highest rewards and the M - k lowest for some k. One sort and prefix sums compare
+    all M + 1 splits, in O(N log N) a prompt.
+
+    Conventions: among splits of equal variance the one with the fewest top rewards is taken; among equal rewards the
+    rollout with the lowest index. Binary rewards give half ones and half zeros as far as there are enough of each.
+    When all rewards are equal the first M rollouts are kept.
+
+    Args:
+        rewards (`torch.Tensor`):
+            Float tensor of shape (P, N); NaN marks an ineligible rollout, which is chosen only when fewer than M
+            others are left.
+        num_selected (`int`):
+            M, the number of rollouts to keep per prompt, 1 <= M <= N.
+
+    Returns:
+        `torch.Tensor`: int64 tensor of shape (P, M), ascending in each row.
+
+    Example:
+
+    ```python
+    >>> max_variance(torch.tensor([[0.1, 0.9, 0.5, 0.45, 0.0, 1.0, 0.55, 0.6]]), 4)
+    tensor([[0, 1, 4, 5]])
+    >>> max_variance(torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 1.0]]), 4)  # not half and half
+    tensor([[0, 1, 2, 7]])
+
+    ```
+    """
+    sorted_PN, order_PN, num_eligible_P = _sort_ascending(rewards)
+    num_split_P = num_eligible_P.clamp(max=num_selected)
+    top_P = _best_split(sorted_PN, num_eligible_P, num_split_P, num_selected)
+    position_N = torch.arange(rewards.shape[1])
+    bottom_PN = position_N < (num_split_P - top_P)[:, None]
+    in_top_PN = (position_N >= (num_eligible_P - top_P)[:, None]) & (position_N < num_eligible_P[:, None])
+    # Ineligible rollouts fill up what is missing; they sort behind all others.
+    filler_PN = (position_N >= num_eligible_P[:, None]) & (position_N < num_selected)
+    kept_PN = _lowest_index_among_equals(sorted_PN, bottom_PN | in_top_PN | filler_PN)
+    return _to_indices(order_PN, kept_PN, num_selected)
+
+
+def max_reward(rewards: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """
+    The M highest rewards, among equal ones those with the lowest index (a rule the paper compares with).
+
+    Args:
+        rewards (`torch.Tensor`):
+            Float tensor of shape (P, N); NaN marks an ineligible rollout, chosen last.
+        num_selected (`int`):
+            M, the number of rollouts to keep per prompt, 1 <= M <= N.
+
+    Returns:
+        `torch.Tensor`: int64 tensor of shape (P, M), ascending in each row.
+
+    Example:
+
+    ```python
+    >>> max_reward(torch.tensor([[0.0, 1.0, float("nan"), 0.5, 1.0, 1.0]]), 2)
+    tensor([[1, 4]])
+
+    ```
+    """
+    _, descending_PN, _ = _sort_ascending(-rewards)
+    return _ascending(descending_PN[:, :num_selected])
+
+
+def random(rewards: torch.Tensor, num_selected: int, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    """
+    M rollouts drawn uniformly without replacement (a rule the paper compares with).
+
+    Args:
+        rewards (`torch.Tensor`):
+            Float tensor of shape (P, N), read only for its NaNs: an ineligible rollout is chosen last.
+        num_selected (`int`):
+            M, the number of rollouts to keep per prompt, 1 <= M <= N.
+        generator (`torch.Generator`, *optional*):
+            Source of randomness, on the CPU. `None` is torch's global one. The trainer passes one that depends on the
+            seed and the training step alone, so that a resumed run draws what the straight run would have drawn.
+
+    Returns:
+        `torch.Tensor`: int64 tensor of shape (P, M), ascending in each row.
+
+    Example:
+
+    ```python
+    >>> random(torch.tensor([[1.0, float("nan"), 0.0]]), 2, generator=torch.Generator().manual_seed(0))
+    tensor([[0, 2]])
+
+    ```
+    """
+    keys_PN = torch.rand(rewards.shape, generator=generator, dtype=torch.float64)
+    keys_PN[~rewards.isfinite()] = torch.inf
+    return _ascending(keys_PN.argsort(dim=1, stable=True)[:, :num_selected])
+
+
+def percentile(rewards: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """
+    Rollouts spread evenly over the distribution of rewards (a rule the paper compares with).
+
+    Of the rewards in ascending order (equal ones by index) it takes those at positions floor((j + 1/2) N / M) for
+    j = 0 .. M - 1, where N counts the eligible rollouts alone.
+
+    Args:
+        rewards (`torch.Tensor`):
+            Float tensor of shape (P, N); NaN marks an ineligible rollout, chosen last.
+        num_selected (`int`):
+            M, the number of rollouts to keep per prompt, 1 <= M <= N.
+
+    Returns:
+        `torch.Tensor`: int64 tensor of shape (P, M), ascending in each row.
+
+    Example:
+
+    ```python
+    >>> percentile(torch.tensor([[0.7, 0.0, 0.6, 0.1, 0.5, 0.2, 0.4, 0.3]]), 4)  # the values .1, .3, .5 and .7
+    tensor([[0, 3, 4, 7]])
+
+    ```
+    """
+    _, order_PN, num_eligible_P = _sort_ascending(rewards)
+    j_M = torch.arange(num_selected)
+    spread_PM = (2 * j_M + 1) * num_eligible_P[:, None] // (2 * num_selected)
+    # With fewer than M eligible rollouts all of them are taken, and the ineligible ones behind them fill up.
+    position_PM = torch.where(num_eligible_P[:, None] >= num_selected, spread_PM, j_M)
+    return _ascending(order_PN.gather(1, position_PM))
+
+
+BUILT_IN_SELECTORS: Mapping[str, Selector] = {
+    "max_variance": max_variance,
+    "max_reward": max_reward,
+    "random": random,
+    "percentile": percentile,
+}
+
+
+def resolve_selector(selector: str | Selector, selector_kwargs: Mapping[str, Any] | None = None) -> Selector:
+    """
+    Find the rule that a config names and check that it can be called with the keywords configured for it.
+
+    Args:
+        selector (`str` or `Callable`):
+            A built-in name (`"max_variance"`, `"max_reward"`, `"random"`, `"percentile"`), the dotted import path of a
+            rule, or a rule itself.
+        selector_kwargs (`Mapping[str, Any]`, *optional*):
+            Keywords that are passed to the rule on every call.
+
+    Returns:
+        `Callable`: the rule.
+
+    Raises:
+        ValueError: If the name is unknown, the path cannot be imported or is not callable, or the rule cannot take the
+            keywords.
+
+    Example:
+
+    ```python
+    >>> resolve_selector("max_reward").__name__
+    'max_reward'
+    >>> resolve_selector("best")
+    Traceback (most recent call last):
+    ...
+    ValueError: selector='best' is not a rule. Use 'max_variance', 'max_reward', 'random', 'percentile', a callable, \
+or a dotted import path such as 'my_package.my_rules.my_rule'.
+
+    ```
+    """
+    rule = _import_selector(selector) if isinstance(selector, str) else selector
+    if not callable(rule):
+        raise ValueError(
+            f"selector={selector!r} is a {type(rule).__name__}, which cannot be called. Use {_choices()}."
+        )
+    _check_keywords(rule, selector_kwargs or {})
+    return rule
+
+
+def select(
+    selector: Selector,
+    rewards: torch.Tensor,
+    num_selected: int,
+    *,
+    selector_kwargs: Mapping[str, Any] | None = None,
+    **trainer_keywords: Any,
+) -> torch.Tensor:
+    """
+    Call a rule with those of the trainer's keywords that its signature names, and check what it returns.
+
+    Args:
+        selector (`Callable`):
+            The rule.
+        rewards (`torch.Tensor`):
+            Float64 tensor of shape (P, N), NaN where ineligible.
+        num_selected (`int`):
+            M, the number of rollouts to keep per prompt.
+        selector_kwargs (`Mapping[str, Any]`, *optional*):
+            Keywords configured for the rule.
+        **trainer_keywords:
+            Values for `rewards_per_func`, `completion_lengths` and `generator`.
+
+    Returns:
+        `torch.Tensor`: int64 tensor of shape (P, M), on the CPU, ascending in each row: kept rollouts stay in their
+        original order.
+
+    Raises:
+        ValueError: If the rule returns anything else than M distinct indices in 0 .. N - 1 per prompt.
+
+    Example:
+
+    ```python
+    >>> def longest(rewards, num_selected, *, completion_lengths):
+    ...     return completion_lengths.argsort(dim=1, descending=True)[:, :num_selected]
+    >>> lengths = torch.tensor([[3, 9, 5]])
+    >>> select(longest, torch.zeros(1, 3), 2, completion_lengths=lengths, generator=None)
+    tensor([[1, 2]])
+
+    ```
+    """
+    accepted = _accepted_keywords(selector)
+    wanted = {name: value for name, value in trainer_keywords.items() if accepted is None or name in accepted}
+    # A clone, since a user's rule may write into what it is given.
+    indices = selector(rewards.clone(), num_selected, **wanted, **(selector_kwargs or {}))
+    return _check_indices(indices, selector_name(selector), rewards.shape[0], rewards.shape[1], num_selected)
+
+
+def selector_name(selector: str | Selector) -> str:
+    """
+    A name for a rule in messages and saved configs: the dotted path of a function, else its representation.
+
+    Example:
+
+    ```python
+    >>> selector_name(max_variance)
+    'trl_pods.selectors.max_variance'
+    >>> selector_name("random")
+    'random'
+
+    ```
+    """
+    if isinstance(selector, str):
+        return selector
+    name = getattr(selector, "__qualname__", None)
+    return f"{selector.__module__}.{name}" if name else repr(selector)
+
+
+def _sort_ascending(rewards_PN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rewards in ascending order (not finite ones last, as NaN; equal ones by index), that order, the finite count."""
+    rewards_PN = rewards_PN.double()
+    sorted_PN, order_PN = rewards_PN.masked_fill(~rewards_PN.isfinite(), torch.nan).sort(dim=1, stable=True)
+    return sorted_PN, order_PN, (~sorted_PN.isnan()).sum(dim=1)
+
+
+def _best_split(
+    sorted_PN: torch.Tensor, num_eligible_P: torch.Tensor, num_split_P: torch.Tensor, num_selected: int
+) -> torch.Tensor:
+    """For each prompt the number k of top rewards whose union with the lowest ones has the largest variance."""
+    scaled_PN = _scale_to_unit(sorted_PN, num_eligible_P)
+    top_K = torch.arange(num_selected + 1)
+    # Bottom part: the first num_split - k values; top part: the last k of the eligible ones.
+    bottom_end_PK = (num_split_P[:, None] - top_K).clamp(min=0)
+    top_start_PK = (num_eligible_P[:, None] - top_K).clamp(min=0)
+
+    def sum_of_split(values_PN: torch.Tensor) -> torch.Tensor:
+        prefix = torch.nn.functional.pad(values_PN.cumsum(dim=1), (1, 0))  # (P, N + 1)
+        return prefix.gather(1, bottom_end_PK) + prefix[:, -1:] - prefix.gather(1, top_start_PK)
+
+    # num_split times the variance
+    spread_PK = sum_of_split(scaled_PN**2) - sum_of_split(scaled_PN) ** 2 / num_split_P.clamp(min=1)[:, None]
+    spread_PK = spread_PK.masked_fill(top_K > num_split_P[:, None], -torch.inf)
+    best_P = spread_PK.amax(dim=1, keepdim=True)
+    tied_PK = spread_PK >= best_P - best_P.clamp(min=1) * _TIE_TOLERANCE
+    return tied_PK.int().argmax(dim=1)  # the first, so the fewest top rewards
+
+
+def _scale_to_unit(sorted_PN: torch.Tensor, num_eligible_P: torch.Tensor) -> torch.Tensor:
+    """
+    Map the eligible rewards of each prompt linearly onto [-1, 1] and NaN to 0.
+
+    The variance of a subset with both extremes in it is then of order one, so that sums of squares do not cancel,
+    whatever the offset and the unit of the rewards.
+    """
+    low_P1 = sorted_PN[:, :1]
+    high_P1 = sorted_PN.gather(1, (num_eligible_P - 1).clamp(min=0)[:, None])
+    centre_P1 = low_P1 / 2 + high_P1 / 2  # halves first: the range of two large values overflows
+    half_range_P1 = high_P1 / 2 - low_P1 / 2
+    scaled_PN = (sorted_PN - centre_P1) / half_range_P1
+    return torch.where((half_range_P1 > 0) & ~sorted_PN.isnan(), scaled_PN, 0.0)
+
+
+def _lowest_index_among_equals(sorted_PN: torch.Tensor, kept_PN: torch.Tensor) -> torch.Tensor:
+    """Within each run of equal sorted rewards, move the kept marks to the front, where the lowest indices stand."""
+    num_rows, num_columns = sorted_PN.shape
+    starts_run_PN = torch.ones_like(kept_PN)
+    starts_run_PN[:, 1:] = sorted_PN[:, 1:] != sorted_PN[:, :-1]
+    run_PN = starts_run_PN.cumsum(dim=1) - 1
+    position_PN = torch.arange(num_columns).expand(num_rows, -1)
+    run_start_PN = torch.where(starts_run_PN, position_PN, 0).cummax(dim=1).values
+    kept_in_run_PN = torch.zeros_like(run_PN).scatter_add(1, run_PN, kept_PN.long())
+    return position_PN - run_start_PN < kept_in_run_PN.gather(1, run_PN)
+
+
+def _to_indices(order_PN: torch.Tensor, kept_PN: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """The original indices at the kept sorted positions, ascending; a new tensor, never a view of the order."""
+    return _ascending(order_PN[kept_PN].view(-1, num_selected))
+
+
+def _ascending(indices_PM: torch.Tensor) -> torch.Tensor:
+    return indices_PM.sort(dim=1).values
+
+
+def _choices() -> str:
+    names = ", ".join(repr(name) for name in BUILT_IN_SELECTORS)
+    return f"{names}, a callable, or a dotted import path such as 'my_package.my_rules.my_rule'"
+
+
+def _import_selector(path: str) -> Any:
+    if path in BUILT_IN_SELECTORS:
+        return BUILT_IN_SELECTORS[path]
+    module_name, _, attribute = path.rpartition(".")
+    if not module_name:
+        raise ValueError(f"selector={path!r} is not a rule. Use {_choices()}.")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"selector={path!r} cannot be imported ({error}). Use {_choices()}.") from error
+
+
+def _accepted_keywords(selector: Selector) -> set[str] | None:
+    """Names that a rule takes as keywords; `None` if it takes any."""
+    parameters = inspect.signature(selector).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _check_keywords(selector: Selector, selector_kwargs: Mapping[str, Any]) -> None:
+    reserved = sorted({"rewards", "num_selected", *TRAINER_KEYWORDS} & selector_kwargs.keys())
+    if reserved:
+        raise ValueError(
+            f"selector_kwargs={dict(selector_kwargs)!r} sets {reserved}, which the trainer passes itself. Leave "
+            "these keys out."
+        )
+    try:
+        signature = inspect.signature(selector)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"The signature of selector={selector_name(selector)!r} cannot be read. Wrap it in a function "
+            "`def rule(rewards, num_selected): ...`."
+        ) from None
+    accepted = _accepted_keywords(selector)
+    from_trainer = {name: None for name in TRAINER_KEYWORDS if accepted is None or name in accepted}
+    try:
+        signature.bind(None, None, **from_trainer, **selector_kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"selector={selector_name(selector)!r} with the signature {signature} cannot be called as "
+            f"selector(rewards, num_selected) with selector_kwargs={dict(selector_kwargs)!r}: {error}. Name every "
+            f"further argument in selector_kwargs, or take some of {list(TRAINER_KEYWORDS)} from the trainer."
+        ) from None
+
+
+def _check_indices(indices: Any, name: str, num_prompts: int, num_rollouts: int, num_selected: int) -> torch.Tensor:
+    def refuse(found: str) -> None:
+        raise ValueError(
+            f"The selector {name!r} returned {found}. It must return an int64 tensor of shape ({num_prompts}, "
+            f"{num_selected}) with distinct indices from 0 to {num_rollouts - 1} in each row."
+        )
+
+    if not isinstance(indices, torch.Tensor):
+        refuse(f"a {type(indices).__name__}")
+    if tuple(indices.shape) != (num_prompts, num_selected):
+        refuse(f"shape {tuple(indices.shape)}")
+    if indices.dtype != torch.int64:
+        refuse(f"dtype {indices.dtype}")
+    ascending = _ascending(indices.cpu())
+    if num_prompts and (ascending[:, 0].min() < 0 or ascending[:, -1].max() >= num_rollouts):
+        refuse(f"indices from {ascending[:, 0].min().item()} to {ascending[:, -1].max().item()}")
+    repeats = (ascending[:, 1:] == ascending[:, :-1]).any(dim=1)
+    if repeats.any():
+        row = int(repeats.int().argmax())
+        refuse(f"the row {ascending[row].tolist()} (prompt {row}), in which an index is repeated")
+    return ascending
