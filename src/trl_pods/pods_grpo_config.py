@@ -1,0 +1,174 @@
+import math
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from .selectors import resolve_selector, selector_name
+
+
+@dataclass
+class PODSGRPOConfig(GRPOConfig):
+    r"""
+    Configuration of [`PODSGRPOTrainer`]: that of [`~trl.GRPOTrainer`] and the few settings of PODS.
+
+    `num_generations` (m in the paper) stays what it is in GRPO, the completions per prompt that are trained on, and
+    `per_device_train_batch_size` counts these. So the batch size, the number of steps, the learning rate and the
+    memory of the update of a GRPO recipe keep their meaning, and PODS is one added line: `num_rollouts=64`.
+
+    Args:
+        num_rollouts (`int`, *optional*):
+            Completions to generate and score per prompt in training (n in the paper), of which `num_generations` are
+            kept and trained on. At least `num_generations`. `None`, or a value equal to `num_generations`, is plain
+            GRPO. Evaluation is never down-sampled: it generates `num_generations_eval` (default: `num_generations`)
+            completions per prompt.
+        selector (`str` or `Callable`, *optional*, defaults to `"max_variance"`):
+            The down-sampling rule: `"max_variance"`, `"max_reward"`, `"random"`, `"percentile"`, the dotted import
+            path of a function, or (in Python) a callable. See [`trl_pods.selectors`] for the signature.
+        selector_kwargs (`dict[str, Any]` or `str`, *optional*):
+            Further keywords for the rule. On the command line a JSON string.
+        advantage_statistics (`str`, *optional*, defaults to `"kept"`):
+            Rollouts over which the mean and the standard deviation of the rewards are taken when advantages are
+            normalised: `"kept"`, the `num_generations` trained on (section A.3 of the paper), or `"all"`, the
+            `num_rollouts` generated (its ablation).
+
+    Raises:
+        ValueError: If a setting is wrong; the message names the setting, its value and one that works.
+        NotImplementedError: If `advantage_statistics="all"` meets `multi_objective_aggregation="normalize_then_sum"`.
+
+    Example:
+
+    ```python
+    >>> config = PODSGRPOConfig(num_generations=8, num_rollouts=32, use_cpu=True, bf16=False)
+    >>> config.num_rollouts, config.selector, config.per_device_train_batch_size
+    (32, 'max_variance', 8)
+
+    ```
+    """
+
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["selector_kwargs"]
+
+    num_rollouts: int | None = field(
+        default=None,
+        metadata={
+            "help": "Completions to generate and score per prompt in training (n), of which `num_generations` (m) are "
+            "kept and trained on. `None` or a value equal to `num_generations` is plain GRPO."
+        },
+    )
+    # A callable is accepted too; the annotation is what the command line can give.
+    selector: str = field(
+        default="max_variance",
+        metadata={
+            "help": "Down-sampling rule: `max_variance`, `max_reward`, `random`, `percentile`, or the dotted import "
+            "path of a function."
+        },
+    )
+    selector_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Further keywords for the rule, as JSON."}
+    )
+    advantage_statistics: str = field(
+        default="kept",
+        metadata={
+            "help": "Rollouts over which rewards are normalised: `kept` (the `num_generations` trained on) or `all` "
+            "(the `num_rollouts` generated)."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        self._check_group_sizes()
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            self._explain_partial_groups(error)
+            raise
+        self._check_even_shares()
+        self._check_selector()
+        self._check_advantage_statistics()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values, as in [`~transformers.TrainingArguments`]; a callable rule by its name."""
+        return {**super().to_dict(), "selector": selector_name(self.selector)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The trainer pickles its arguments beside every checkpoint; a lambda must not make saving fail hours later.
+        state = self.__dict__.copy()
+        try:
+            pickle.dumps(self.selector)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            state["selector"] = selector_name(self.selector)
+        return state
+
+    def _check_group_sizes(self) -> None:
+        if self.num_generations < 2:
+            raise ValueError(
+                f"num_generations={self.num_generations} is too few: an advantage compares at least 2 kept rollouts "
+                "of a prompt. Use num_generations=2 or more."
+            )
+        if self.num_rollouts is not None and self.num_rollouts < self.num_generations:
+            raise ValueError(
+                f"num_rollouts={self.num_rollouts} is less than num_generations={self.num_generations}, the rollouts "
+                f"kept of them. Use num_rollouts={self.num_generations} (plain GRPO) or more, for instance "
+                f"{4 * self.num_generations}, or a smaller num_generations."
+            )
+
+    def _explain_partial_groups(self, error: ValueError) -> None:
+        """Replace TRL's message for a round that holds no whole number of groups by one that says what works."""
+        kept_rows = self.generation_batch_size
+        if not kept_rows or self.steps_per_generation is None or kept_rows % self.num_generations == 0:
+            return
+        kept_rows_per_unit = kept_rows // self.per_device_train_batch_size
+        batch_size = _next_multiple(
+            self.per_device_train_batch_size,
+            self.num_generations // math.gcd(self.num_generations, kept_rows_per_unit),
+        )
+        raise ValueError(
+            f"The {kept_rows} rollouts kept in a round (per_device_train_batch_size={self.per_device_train_batch_size}"
+            f" x {self.world_size} processes x steps_per_generation={self.steps_per_generation}) are no multiple of "
+            f"num_generations={self.num_generations}. Use per_device_train_batch_size={batch_size}, or a "
+            f"num_generations that divides {kept_rows}."
+        ) from error
+
+    def _check_even_shares(self) -> None:
+        """Every process must generate equally many rollouts, also where a group lies on several processes."""
+        if self.num_rollouts is None:
+            return
+        kept_rows = self.per_device_train_batch_size * self.steps_per_generation
+        if kept_rows * self.num_rollouts % self.num_generations == 0:
+            return
+        unit = self.num_generations // math.gcd(self.num_generations, kept_rows)
+        batch_unit = self.num_generations // math.gcd(
+            self.num_generations, self.steps_per_generation * self.num_rollouts
+        )
+        raise ValueError(
+            f"num_rollouts={self.num_rollouts} cannot be shared evenly by {self.world_size} processes that each train "
+            f"on {kept_rows} rollouts a round (per_device_train_batch_size={self.per_device_train_batch_size} x "
+            f"steps_per_generation={self.steps_per_generation}) with num_generations={self.num_generations}. Use "
+            f"num_rollouts={_next_multiple(self.num_rollouts, unit)}, or per_device_train_batch_size="
+            f"{_next_multiple(self.per_device_train_batch_size, batch_unit)}."
+        )
+
+    def _check_selector(self) -> None:
+        if self.selector_kwargs is not None and not isinstance(self.selector_kwargs, dict):
+            raise ValueError(
+                f"selector_kwargs={self.selector_kwargs!r} is no mapping. Use keywords and values, for instance "
+                '{"my_keyword": 1}.'
+            )
+        resolve_selector(self.selector, self.selector_kwargs)
+
+    def _check_advantage_statistics(self) -> None:
+        if self.advantage_statistics not in ("kept", "all"):
+            raise ValueError(
+                f"advantage_statistics={self.advantage_statistics!r} is unknown. Use 'kept' (the rollouts trained on) "
+                "or 'all' (the rollouts generated)."
+            )
+        if self.advantage_statistics == "all" and self.multi_objective_aggregation == "normalize_then_sum":
+            raise NotImplementedError(
+                "advantage_statistics='all' is defined for the summed reward alone, not for "
+                "multi_objective_aggregation='normalize_then_sum', which normalises every reward function by itself. "
+                "Use 'sum_then_normalize', or advantage_statistics='kept'."
+            )
+
+
+def _next_multiple(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

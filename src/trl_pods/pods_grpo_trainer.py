@@ -1,0 +1,525 @@
+"""
+PODS inside TRL's GRPOTrainer. The only module that touches TRL's private methods.
+
+    rows from TRL's sampler: each prompt m times                             prompts x m
+      |  _generate_and_score_completions   widen: each prompt n times        prompts x n
+      |    TRL prepares prompts, images, environments, tools
+      |    _generate                       TRL generates                     prompts x n
+      |                                    TRL scores: each reward function once
+      |                                    the selector chooses
+      |                                    drop, here and in TRL's lists     prompts x m
+      |    TRL pads, old and reference log-probs
+      |    _calculate_rewards              the kept rewards once more
+      |    TRL: advantages, importance-sampling ratios
+      |  statistics over all n into TRL's metrics and completions table
+      v
+    micro-batches, loss, optimizer         TRL, untouched
+
+With n = m and in evaluation everything is TRL's; only the clock runs along.
+"""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.logging import get_logger
+from accelerate.utils import broadcast_object_list, gather_object
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+from trl.trainer.utils import nanstd
+
+from .reward_statistics import advantages_over_all, reward_std, total_rewards
+from .round_timer import OptimizerStepCallback, RoundTimer
+from .row_exchange import deal_out
+from .selectors import Selector, resolve_selector, select
+
+
+logger = get_logger(__name__)
+
+# What `GRPOTrainer._generate` returns, in this order: a list with one entry per row, or nothing for all rows.
+_PER_ROW = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "images", "tool_images")
+_EXTRA_FIELDS = 5  # position of the dictionary of `rollout_func`'s further fields among them
+
+# Column of the completions table that says which rollouts were trained on.
+KEPT_COLUMN = "kept"
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer as _Base
+else:
+    _Base = object
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """What was chosen in a round, over the rollouts of all processes."""
+
+    rewards_per_func: torch.Tensor  # (rollouts, reward functions)
+    kept: torch.Tensor  # (kept rollouts,) their numbers, ascending
+    metrics: dict[str, float]
+    table: dict[str, Any]  # columns for the completions table: the rollouts of this process
+
+    def of_kept(self, values: torch.Tensor) -> torch.Tensor:
+        return values[self.kept.to(values.device)]
+
+
+@dataclass
+class _Round:
+    """A round that down-samples, from widening to the logs."""
+
+    rows: list[dict[str, Any]]  # the list that TRL works on: all rollouts of this process, after selection the kept
+    selection: _Selection | None = None
+
+
+class PODSMixin(_Base):
+    """
+    Adds PODS to [`~trl.GRPOTrainer`] or a subclass of it: `class MyPODSTrainer(PODSMixin, MyGRPOTrainer)`.
+
+    What changes: in training each prompt gets `num_rollouts` completions; a selector keeps `num_generations` of them
+    before anything is padded or run through a model, and GRPO goes on with these alone. Settings are read from
+    [`PODSGRPOConfig`]; with any other config, or none, the trainer does what it did before.
+    """
+
+    _tag_names = ["trl", "grpo", "pods"]
+    _name = "PODS"
+    _paper = {
+        "title": "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",
+        "id": "2504.13818",
+        # docstyle-ignore
+        "citation": """\
+@article{xu2025not,
+    title        = {{Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning}},
+    author       = {Yixuan Even Xu and Yash Savani and Fei Fang and J. Zico Kolter},
+    year         = 2025,
+    eprint       = {arXiv:2504.13818},
+}
+@article{shao2024deepseekmath,
+    title        = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},
+    author       = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Mingchuan Zhang and \
+Y. K. Li and Y. Wu and Daya Guo},
+    year         = 2024,
+    eprint       = {arXiv:2402.03300},
+}""",
+    }
+
+    _batch_environments: list[str | None]  # of TRL: the environment of each row
+    _round: _Round | None = None  # the round under way, if it down-samples
+    _last_draw: tuple[int, int] = (-1, 0)  # global step of the last selection, and selections since in that step
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with _engine_sized_for_rollouts(self):
+            super().__init__(*args, **kwargs)
+        self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
+        if self._downsamples:
+            self._make_room_in_logs()
+
+    @property
+    def num_rollouts(self) -> int:
+        """Completions generated per prompt in training (n)."""
+        return getattr(self.args, "num_rollouts", None) or self.args.num_generations
+
+    @property
+    def _downsamples(self) -> bool:
+        return self.num_rollouts != self.args.num_generations
+
+    @cached_property
+    def _selector(self) -> Selector:
+        return resolve_selector(self.args.selector, self.args.selector_kwargs)
+
+    @cached_property
+    def _timer(self) -> RoundTimer:
+        return RoundTimer(self.accelerator.device)
+
+    # The round
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training:
+            return self._evaluate_completions(inputs)
+        with self._timer.round():
+            if self._downsamples:
+                output = self._down_sample(inputs)
+            else:
+                output = super()._generate_and_score_completions(inputs)
+        for phase, seconds in self._timer.seconds.items():
+            self._metrics["train"][f"time/{phase}"].append(seconds)
+        return output
+
+    def _evaluate_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        if self._downsamples:  # evaluation drops nothing; the column must be as long as the others
+            self._logs["extra"][KEPT_COLUMN].extend([True] * len(inputs) * self.accelerator.num_processes)
+        return output
+
+    def _down_sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._round = round_ = _Round(rows=self._widen(inputs))
+        try:
+            output = super()._generate_and_score_completions(round_.rows)
+        finally:
+            self._round = None
+        assert round_.selection is not None, "TRL no longer calls `_generate` to generate"
+        if self.args.advantage_statistics == "all":
+            self._take_advantages_over_all(output, round_.selection, num_local=len(inputs))
+        self._log_all_rewards(round_.selection)
+        if self.log_completions:
+            self._log_all_completions(round_.selection)
+        return output
+
+    def _widen(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """
+        Rows for the rollouts that this process generates, as separate dictionaries, since TRL writes into them.
+
+        A prompt comes as m adjacent rows, perhaps on several processes. The row at slot s among all rows stands for
+        the rollouts s * n // m .. (s + 1) * n // m - 1, so that each process knows its own without asking the others.
+        """
+        n, m = self.num_rollouts, self.args.num_generations
+        first_slot = self.accelerator.process_index * len(inputs)
+        return [
+            dict(row)
+            for slot, row in enumerate(inputs, start=first_slot)
+            for _ in range((slot + 1) * n // m - slot * n // m)
+        ]
+
+    def _generate(self, prompts: list) -> tuple:
+        if self._round is None:
+            with self._timer.phase("generate"):
+                return super()._generate(prompts)
+        with self._timer.phase("generate"), self._generating_rollouts():
+            outputs = super()._generate(prompts)
+        return self._keep_selected(self._round, prompts, outputs)
+
+    @contextmanager
+    def _generating_rollouts(self) -> Iterator[None]:
+        """TRL divides by `num_generations` where it sends a prompt once and asks for a group of completions."""
+        self.num_generations = self.num_rollouts
+        try:
+            yield
+        finally:
+            self.num_generations = self.args.num_generations
+
+    def _keep_selected(self, round_: _Round, prompts: list, outputs: tuple) -> tuple:
+        """Score and select; drop the others from `outputs` and, in place, from the lists that TRL goes on using."""
+        per_row = outputs[:_EXTRA_FIELDS] + outputs[_EXTRA_FIELDS + 1 :]
+        if len(per_row) != len(_PER_ROW):
+            raise RuntimeError(
+                f"`GRPOTrainer._generate` of the installed TRL returns {len(outputs)} values; trl_pods knows "
+                f"{len(_PER_ROW) + 1}. Install a TRL that trl_pods supports."
+            )
+        columns = dict(zip(_PER_ROW, per_row, strict=True))
+        _check_one_entry_per_row(columns, len(prompts))
+        _merge_extra_fields(round_.rows, outputs[_EXTRA_FIELDS])
+        # Copies: a reward function may hold on to its lists, and those of TRL shrink below.
+        rewards_per_func = self._calculate_rewards(
+            round_.rows, list(prompts), columns["completions"], columns["completion_ids"]
+        )
+        self._pad_extra_logs(len(prompts))
+        with self._timer.phase("select"):
+            round_.selection = self._select(rewards_per_func, list(prompts), columns)
+            self._drop_others(round_, prompts, columns)
+        kept_outputs = [columns[name] for name in _PER_ROW]
+        # Extra fields are in the rows already.
+        return (*kept_outputs[:_EXTRA_FIELDS], {}, *kept_outputs[_EXTRA_FIELDS:])
+
+    def _drop_others(self, round_: _Round, prompts: list, columns: dict[str, Any]) -> None:
+        """Leave the kept rollouts of this process in `columns`, `prompts` and the rows and environments of TRL."""
+        assert round_.selection is not None
+        dealt = {**columns, "prompts": prompts, "rows": round_.rows}
+        if self.environment_factories is not None:
+            dealt["environments"] = self._batch_environments
+        dealt = self._deal_out_columns(dealt, round_.selection.kept.tolist())
+        prompts[:], round_.rows[:] = dealt.pop("prompts"), dealt.pop("rows")
+        if self.environment_factories is not None:
+            self._batch_environments = dealt.pop("environments")
+        if not any(dealt["images"] or []):
+            dealt["images"] = _dataset_images(round_.rows)
+        columns.update(dealt)
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: list, completions: list, completion_ids_list: list
+    ) -> torch.Tensor:
+        if self._round is not None and self._round.selection is not None:  # TRL's call: nothing is scored again
+            return self._round.selection.of_kept(self._round.selection.rewards_per_func)
+        with self._timer.phase("reward"):
+            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return self._without_infinite(rewards_per_func) if self.model.training else rewards_per_func
+
+    def _without_infinite(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
+        """An infinite reward would be the extreme that selection seeks and make NaN of the group: no score instead."""
+        infinite = rewards_per_func.isinf()
+        if not infinite.any():
+            return rewards_per_func
+        names = [name for name, column in zip(self.reward_func_names, infinite.any(dim=0), strict=True) if column]
+        logger.warning(
+            f"The reward functions {names} returned an infinite reward for {int(infinite.any(dim=1).sum())} of "
+            f"{len(infinite)} rollouts. These rollouts count as unscorable: they are kept last and push nothing."
+        )
+        return rewards_per_func.masked_fill(infinite.any(dim=1, keepdim=True), torch.nan)
+
+    def _completion_lengths(self, completion_ids: list, tool_mask: list | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Generated tokens of all rollouts, and whether each was cut off before its end (both as TRL counts)."""
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        counts = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
+        truncated = [ids[-1] not in ends for ids in completion_ids]
+        local = torch.tensor([counts, truncated], device=self.accelerator.device).T.contiguous()
+        lengths, truncated_all = self.accelerator.gather(local).cpu().unbind(dim=1)
+        return lengths, truncated_all.bool()
+
+    def _select(self, rewards_per_func: torch.Tensor, prompts: list, columns: dict[str, Any]) -> _Selection:
+        """Choose among the rollouts of all processes; every process gets the same."""
+        n = self.num_rollouts
+        lengths, truncated = self._completion_lengths(columns["completion_ids"], columns["tool_mask"])
+        # In float64 on the CPU, so that the choice does not depend on the device.
+        rewards_all = rewards_per_func.double().cpu()
+        totals = total_rewards(rewards_all, self.reward_weights)
+        if self.mask_truncated_completions:  # they get no gradient
+            totals = totals.masked_fill(truncated, torch.nan)
+        indices = self._on_main_process(
+            lambda: select(
+                self._selector,
+                totals.view(-1, n),
+                self.args.num_generations,
+                selector_kwargs=self.args.selector_kwargs,
+                rewards_per_func=rewards_all.view(-1, n, rewards_all.shape[1]),
+                completion_lengths=lengths.view(-1, n),
+                generator=self._selection_generator(),
+            )
+        )
+        kept = (indices + n * torch.arange(len(indices))[:, None]).flatten()
+        metrics = {
+            "pods/kept_length": lengths[kept].double().mean().item(),
+            "pods/ineligible": totals.isnan().double().mean().item(),
+        }
+        table = {}
+        if self.log_completions:
+            table = {"prompt": prompts, "completion": columns["completions"], "images": columns["images"]}
+        return _Selection(rewards_per_func, kept, metrics, table)
+
+    def _on_main_process(self, choose: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """One process chooses for all, since a rule may be stochastic; an error in it ends every process."""
+        result: torch.Tensor | None = None
+        error: Exception | None = None
+        if self.accelerator.is_main_process:
+            try:
+                result = choose()
+            except Exception as exception:
+                if self.accelerator.num_processes == 1:
+                    raise
+                error = exception
+        shared: list[Any] = [result, None if error is None else repr(error)]
+        broadcast_object_list(shared)
+        if error is not None:
+            raise error
+        if shared[1] is not None:
+            raise RuntimeError(f"The selector failed on the main process: {shared[1]}")
+        return shared[0]
+
+    def _selection_generator(self) -> torch.Generator:
+        """Random numbers that depend on the seed and the place in training alone: a resumed run draws the same."""
+        step, draws = self._last_draw
+        draws = draws + 1 if step == self.state.global_step else 0
+        self._last_draw = (self.state.global_step, draws)
+        seed = random.Random(f"{self.args.seed} {self.state.global_step} {draws}").getrandbits(63)
+        return torch.Generator().manual_seed(seed)
+
+    def _deal_out_columns(self, columns: dict[str, Any], kept: list[int]) -> dict[str, Any]:
+        """The kept rows of this process in each column; `None`, or an empty list, stands for no values at all."""
+        num_local, process = len(columns["rows"]), self.accelerator.process_index
+        rows = {
+            number: [column[number - process * num_local] if column else None for column in columns.values()]
+            for number in kept
+            if number // num_local == process
+        }
+        dealt = deal_out(rows, kept, num_local, process, self.accelerator.num_processes)
+        dealt_columns = {}
+        for (name, column), values in zip(columns.items(), zip(*dealt, strict=True), strict=True):
+            # A process without images may be dealt rows that have some.
+            has_values = column or any(value is not None for value in values)
+            dealt_columns[name] = list(values) if has_values else column
+        return dealt_columns
+
+    # Metrics and logs
+
+    def _take_advantages_over_all(self, output: dict[str, Any], selection: _Selection, num_local: int) -> None:
+        advantages = selection.of_kept(
+            advantages_over_all(selection.rewards_per_func, self.reward_weights, self.num_rollouts, self.scale_rewards)
+        )
+        output["advantages"] = advantages[self.accelerator.process_index * num_local :][:num_local]
+        self._logs["advantages"].extend(advantages.tolist())  # the last ones are those that are shown
+
+    def _log_all_rewards(self, selection: _Selection) -> None:
+        """TRL logged the rewards of the kept rollouts, extremes by design; under TRL's names go those of all."""
+        metrics, rewards_per_func = self._metrics["train"], selection.rewards_per_func
+        kept_reward, kept_reward_std = metrics["reward"].pop(), metrics["reward_std"].pop()
+        metrics["frac_reward_zero_std"].pop()
+        for name in self.reward_func_names:  # functions may share a name
+            metrics[f"rewards/{name}/mean"].pop()
+            metrics[f"rewards/{name}/std"].pop()
+        totals = total_rewards(rewards_per_func, self.reward_weights)
+        std = reward_std(
+            rewards_per_func,
+            self.reward_weights,
+            self.num_rollouts,
+            self.scale_rewards,
+            self.multi_objective_aggregation,
+        )
+        values = {
+            "reward": totals.nanmean().item(),
+            "reward_std": nanstd(totals).item(),
+            "frac_reward_zero_std": torch.isclose(std, torch.zeros_like(std)).float().mean().item(),
+            "pods/kept_reward": kept_reward,
+            "pods/kept_reward_std": kept_reward_std,
+            **selection.metrics,
+        }
+        for key, value in values.items():
+            metrics[key].append(value)
+        for name, rewards in zip(self.reward_func_names, rewards_per_func.T, strict=True):
+            metrics[f"rewards/{name}/mean"].append(rewards.nanmean().item())
+            metrics[f"rewards/{name}/std"].append(nanstd(rewards).item())
+
+    def _log_all_completions(self, selection: _Selection) -> None:
+        """Fill TRL's completion logs, which hold one round, with all rollouts in place of the kept ones."""
+        num_all, num_kept = len(selection.rewards_per_func), len(selection.kept)
+        advantages = torch.full((num_all,), torch.nan)
+        advantages[selection.kept] = torch.tensor(list(self._logs["advantages"])[-num_kept:])
+        kept = torch.zeros(num_all, dtype=torch.bool)
+        kept[selection.kept] = True
+        self._logs["prompt"].extend(gather_object(selection.table["prompt"]))
+        self._logs["completion"].extend(gather_object(selection.table["completion"]))
+        if self.log_multimodal and selection.table["images"] is not None:
+            self._logs["images"].extend(gather_object(selection.table["images"]))
+        self._logs["advantages"].extend(advantages.tolist())
+        for name, rewards in zip(self.reward_func_names, selection.rewards_per_func.T, strict=True):
+            self._logs["rewards"][name].extend(rewards.tolist())
+        self._logs["extra"][KEPT_COLUMN].extend(kept.tolist())
+
+    def _make_room_in_logs(self) -> None:
+        """TRL's logs hold the rows of one round; a round that down-samples has n / m times as many."""
+        size = self.args.generation_batch_size * self.num_rollouts // self.args.num_generations
+        for name, log in self._logs.items():
+            is_by_column = isinstance(log, defaultdict)
+            self._logs[name] = defaultdict(lambda: deque(maxlen=size)) if is_by_column else deque(maxlen=size)
+
+    def _log_completion_extra(self, column: str, values: list) -> None:
+        if self._downsamples and column == KEPT_COLUMN:
+            raise ValueError(
+                f"log_extra({column!r}, ...) takes a name that the completions table uses for the rollouts trained "
+                "on. Use another one, for instance 'my_kept'."
+            )
+        super()._log_completion_extra(column, values)
+
+    def _pad_extra_logs(self, num_rows: int) -> None:
+        """Columns that reward functions logged on other processes only; TRL would fill them up for the kept rows."""
+        for column in sorted(set(gather_object(list(self._pending_extra_logs)))):
+            values = self._pending_extra_logs.setdefault(column, [None] * num_rows)
+            if len(values) != num_rows:
+                raise ValueError(
+                    f"log_extra({column!r}, ...) got {len(values)} values for {num_rows} completions. Log one value "
+                    "per completion."
+                )
+
+    # Clock
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        with self._timer.phase("score"):  # within a round: old and reference log-probs
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with self._timer.update():
+            loss = super().training_step(*args, **kwargs)
+        if not self.accelerator.sync_gradients:
+            self._log_update_time()
+        return loss
+
+    def _after_optimizer_step(self) -> None:
+        self._timer.optimizer_stepped()
+        self._log_update_time()
+
+    def _log_update_time(self) -> None:
+        if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:  # the last of its round
+            self._metrics["train"]["time/update"].append(self._timer.pop_update())
+
+
+class PODSGRPOTrainer(PODSMixin, GRPOTrainer):
+    """
+    [`~trl.GRPOTrainer`] with down-sampling of rollouts (PODS, arXiv 2504.13818).
+
+    Of `num_rollouts` completions per prompt, all scored, a selector keeps the `num_generations` whose rewards vary
+    most; everything after that is GRPO on the kept ones. Arguments are those of [`~trl.GRPOTrainer`]; `args` is a
+    [`PODSGRPOConfig`]. A [`~trl.GRPOConfig`], or `None`, gives plain GRPO, and so does `num_rollouts` equal to
+    `num_generations`, to the last bit.
+
+    Logged besides TRL's metrics, which describe all rollouts: `pods/kept_reward`, `pods/kept_reward_std`,
+    `pods/kept_length` (tokens), `pods/ineligible` (share of rollouts without a usable score), and the seconds of a
+    round: `time/generate`, `time/reward`, `time/select`, `time/score` (old and reference log-probs), `time/update`.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
+
+    >>> def number_of_digits(completions, **kwargs):
+    ...     return [sum(c.isdigit() for c in completion) for completion in completions]
+
+    >>> trainer = PODSGRPOTrainer(  # doctest: +SKIP
+    ...     model="Qwen/Qwen2.5-0.5B-Instruct",
+    ...     reward_funcs=number_of_digits,
+    ...     args=PODSGRPOConfig(num_rollouts=32, num_generations=8),
+    ...     train_dataset=Dataset.from_dict({"prompt": ["Count:"] * 8}),
+    ... )
+    >>> trainer.train()  # doctest: +SKIP
+
+    ```
+    """
+
+
+@contextmanager
+def _engine_sized_for_rollouts(trainer: PODSMixin) -> Iterator[None]:
+    """
+    Let `GRPOTrainer.__init__` build its vLLM engine for all rollouts of a round.
+
+    TRL sizes it for the rows that are trained on; the n / m times as many requests of a round would then run in n / m
+    waves.
+    """
+    build_engine = grpo_trainer.VLLMGeneration
+
+    def build_wider_engine(*args: Any, max_num_seqs: int, **kwargs: Any) -> Any:
+        max_num_seqs = max_num_seqs * trainer.num_rollouts // trainer.args.num_generations
+        return build_engine(*args, max_num_seqs=max_num_seqs, **kwargs)
+
+    grpo_trainer.VLLMGeneration = build_wider_engine
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = build_engine
+
+
+def _check_one_entry_per_row(columns: dict[str, Any], num_rows: int) -> None:
+    for name, column in columns.items():
+        if column and len(column) != num_rows:
+            raise RuntimeError(
+                f"`{name}` has {len(column)} entries for {num_rows} rollouts: this release of TRL, a subclass or a "
+                "`rollout_func` generates in another shape than trl_pods knows, and going on would misalign them."
+            )
+
+
+def _merge_extra_fields(rows: list[dict[str, Any]], extra_fields: dict[str, Any]) -> None:
+    """Give reward functions the further fields of a `rollout_func`: one value per row, or one for all."""
+    for name, values in extra_fields.items():
+        per_row = values if isinstance(values, list) else [values] * len(rows)
+        for row, value in zip(rows, per_row, strict=False):
+            row[name] = value
+
+
+def _dataset_images(rows: list[dict[str, Any]]) -> list | None:
+    """The images of the data set, where generation returns none: TRL would put back those of all rollouts."""
+    if "images" in rows[0]:
+        images = [row.get("images") for row in rows]
+    elif "image" in rows[0]:
+        images = [[row["image"]] if row.get("image") is not None else None for row in rows]
+    else:
+        return None
+    return None if all(row_images == [] for row_images in images) else images

@@ -1,0 +1,162 @@
+"""
+Runs under torchrun, one process group for all cases: `torchrun --nproc_per_node 2 cases.py FOLDER`.
+
+Each process writes what it saw of each case to FOLDER/rank<N>.json; the assertions are in test_two_processes.py.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from rig import F1, FIRST_WORD, Group, Script, make_trainer, step_logs
+from torch.distributed import destroy_process_group
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_pods import PODSGRPOTrainer
+
+
+# Three groups of four over two processes: the middle one straddles.
+STRADDLING = [
+    Group(rewards, [2 + (4 * number + i) % 5 for i in range(4)])
+    for number, rewards in enumerate([[0, 0.2, 0.1, 1], [0.4, 0.5, 0, 1], [1, 0.3, 0.6, 0]])
+]
+
+
+class Spy(PODSGRPOTrainer):
+    """Notes which rollouts it trains on, as (prompt, rollout, advantage)."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        prompts = output["prompt_ids"][:, 0] - 10
+        rollouts = torch.div(output["completion_ids"][:, 0] - FIRST_WORD, 7, rounding_mode="floor")
+        advantages = output["advantages"]
+        self.trained = list(zip(prompts.tolist(), rollouts.tolist(), advantages.tolist(), strict=True))
+        return output
+
+
+def checksum(trainer):
+    return [parameter.double().sum().item() for parameter in trainer.model.parameters()]
+
+
+def run(folder, script, trainer_class=Spy, **settings):
+    trainer = make_trainer(folder, script, trainer_class, **settings)
+    trainer.train()
+    return {
+        "logs": step_logs(trainer),
+        "calls": script.calls,
+        "trained": getattr(trainer, "trained", None),
+        "weights": checksum(trainer),
+        "steps": trainer.state.global_step,
+        "epoch": trainer.state.epoch,
+    }
+
+
+def straddling_group(folder):
+    return run(
+        folder, Script(STRADDLING), num_rollouts=4, num_generations=2, per_device_train_batch_size=3, learning_rate=1e-2,
+        log_completions=True, num_completions_to_print=0,
+    )  # fmt: skip
+
+
+def one_group_over_all_processes(folder):
+    return run(
+        folder, Script([F1]), num_rollouts=8, num_generations=2, per_device_train_batch_size=1,
+    )  # fmt: skip
+
+
+def f1(folder):
+    return run(folder, Script([F1]), num_rollouts=8, num_generations=4, per_device_train_batch_size=2)
+
+
+def an_epoch(folder):
+    return run(
+        folder, Script([Group([0, 1, 0, 1, 0, 0, 1, 1])] * 8), num_rollouts=8, num_generations=2,
+        per_device_train_batch_size=1, gradient_accumulation_steps=2, max_steps=-1, num_train_epochs=1,
+    )  # fmt: skip
+
+
+def extra_columns_of_one_process(folder):
+    script = Script([F1, F1])
+
+    def reward(completions, rollout, log_extra, **kwargs):
+        if os.environ["RANK"] == "1":
+            log_extra("note", [f"rollout {i}" for i in rollout])
+        return [F1.rewards[i] for i in rollout]
+
+    return run(
+        folder, script, num_rollouts=8, num_generations=4, per_device_train_batch_size=4, log_completions=True,
+        num_completions_to_print=0, trainer_kwargs={"reward_funcs": [reward]},
+    )  # fmt: skip
+
+
+def random_rule(folder):
+    return run(
+        folder, Script([F1]), num_rollouts=8, num_generations=4, per_device_train_batch_size=2, selector="random",
+        max_steps=3, learning_rate=1e-2,
+    )  # fmt: skip
+
+
+def distinct_words(completion_ids, **kwargs):
+    return [float(len(set(ids))) for ids in completion_ids]
+
+
+SAMPLED = {"rollout_func": None, "reward_funcs": [distinct_words]}
+EQUAL = {"num_generations": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "max_steps": 3}
+
+
+def without_down_sampling(folder):
+    return run(folder, Script([F1] * 3), PODSGRPOTrainer, trainer_kwargs=SAMPLED.copy(), **EQUAL)
+
+
+def plain_grpo(folder):
+    return run(folder, Script([F1] * 3), GRPOTrainer, trainer_kwargs=SAMPLED.copy(), config_class=GRPOConfig, **EQUAL)
+
+
+def failing_rule(folder):
+    def failing(rewards, num_selected):
+        raise ZeroDivisionError("no rule today")
+
+    try:
+        run(
+            folder, Script([F1]), num_rollouts=8, num_generations=4, per_device_train_batch_size=2, selector=failing
+        )  # fmt: skip
+    except Exception as error:
+        return {"error": type(error).__name__, "message": str(error)}
+
+
+def uneven_shares(folder):
+    try:
+        run(folder, Script([F1]), num_rollouts=7, num_generations=2, per_device_train_batch_size=1)
+    except ValueError as error:
+        return {"message": str(error)}
+
+
+CASES = [
+    straddling_group,
+    one_group_over_all_processes,
+    f1,
+    an_epoch,
+    extra_columns_of_one_process,
+    random_rule,
+    without_down_sampling,
+    plain_grpo,
+    failing_rule,
+    uneven_shares,
+]
+
+
+def main():
+    folder = Path(sys.argv[1])
+    results = {case.__name__: case(folder / case.__name__) for case in CASES}
+    (folder / f"rank{os.environ.get('RANK', 0)}.json").write_text(json.dumps(results))
+    if torch.distributed.is_initialized():
+        destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
