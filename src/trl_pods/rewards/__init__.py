@@ -1,0 +1,16 @@
+"""Reward functions for mathematics with a `<think>` and an `<answer>` block."""
+
+from .accuracy import math_accuracy_reward
+from .formatting import graded_format_reward, strict_format_reward, strict_tag_count_reward, tag_count_reward
+from .paper import PAPER_REWARDS, RewardRecipe
+
+
+__all__ = [
+    "PAPER_REWARDS",
+    "RewardRecipe",
+    "graded_format_reward",
+    "math_accuracy_reward",
+    "strict_format_reward",
+    "strict_tag_count_reward",
+    "tag_count_reward",
+]
