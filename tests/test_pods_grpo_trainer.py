@@ -108,9 +108,15 @@ def test_statistics_over_all_are_trls_own_formula(tmp_path, scale_rewards):
     # With all rollouts kept, "all" must give what TRL computes; the function is called as with n > m.
     groups = [Group([0.1, 0.9, 0.5, None]), Group([1, 1, 0, 0.25])]
     trainer = train(
-        tmp_path, Script(groups), GRPOTrainer, GRPOConfig, scale_rewards=scale_rewards, num_generations=4,
-        per_device_train_batch_size=8, **LOGGED,
-    )  # fmt: skip
+        tmp_path,
+        Script(groups),
+        GRPOTrainer,
+        GRPOConfig,
+        scale_rewards=scale_rewards,
+        num_generations=4,
+        per_device_train_batch_size=8,
+        **LOGGED,
+    )
     rewards = torch.tensor([[NAN if r is None else r] for group in groups for r in group.rewards])
     ours = advantages_over_all(rewards, torch.ones(1), 4, scale_rewards)
     assert ours.tolist() == read_table(trainer)["advantage"].tolist()
@@ -120,9 +126,15 @@ def test_several_optimizer_steps_from_one_round(tmp_path):
     def losses(accumulation):
         script = Script([F1])
         trainer = train(
-            tmp_path, script, num_rollouts=8, num_generations=4, per_device_train_batch_size=1,
-            gradient_accumulation_steps=accumulation, steps_per_generation=4, max_steps=4 // accumulation,
-        )  # fmt: skip
+            tmp_path,
+            script,
+            num_rollouts=8,
+            num_generations=4,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=accumulation,
+            steps_per_generation=4,
+            max_steps=4 // accumulation,
+        )
         assert script.rounds == 1
         return [logs["loss"] for logs in step_logs(trainer)]
 
@@ -246,9 +258,11 @@ def test_no_config_at_all_means_what_it_means_for_grpo(tmp_path, monkeypatch):
     def outcome(trainer_class):
         try:
             trainer = trainer_class(
-                model=make_model(), reward_funcs=script.reward_functions(), train_dataset=script.dataset(),
+                model=make_model(),
+                reward_funcs=script.reward_functions(),
+                train_dataset=script.dataset(),
                 processing_class=make_tokenizer(),
-            )  # fmt: skip
+            )
         except ValueError as error:  # TRL's default asks for bf16, which a machine without a GPU refuses
             return str(error)
         return trainer.num_generations, trainer.args.learning_rate
@@ -325,9 +339,16 @@ def test_no_forward_pass_sees_a_dropped_rollout(tmp_path, engine, selection_matt
     model = make_model()
     model.config._name_or_path = str(tmp_path / "reference")
     trainer = make_trainer(
-        tmp_path, script, model=model, num_rollouts=16, num_generations=4, per_device_train_batch_size=4, beta=0.1,
-        use_vllm=True, vllm_mode="colocate",
-    )  # fmt: skip
+        tmp_path,
+        script,
+        model=model,
+        num_rollouts=16,
+        num_generations=4,
+        per_device_train_batch_size=4,
+        beta=0.1,
+        use_vllm=True,
+        vllm_mode="colocate",
+    )
     policy, reference = ForwardCounter(trainer.model), ForwardCounter(trainer.ref_model)
     trainer.train()
     assert policy.rows(with_grad=True) == [4]
@@ -341,10 +362,17 @@ def test_the_engine_is_sized_for_all_rollouts_and_called_once_a_round(tmp_path, 
     for b, a in ((4, 1), (1, 4)):
         script = Script([F1])
         trainer = train(
-            tmp_path, script, num_rollouts=8, num_generations=4, per_device_train_batch_size=b,
-            gradient_accumulation_steps=a, use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.4,
+            tmp_path,
+            script,
+            num_rollouts=8,
+            num_generations=4,
+            per_device_train_batch_size=b,
+            gradient_accumulation_steps=a,
+            use_vllm=True,
+            vllm_mode="colocate",
+            vllm_gpu_memory_utilization=0.4,
             trainer_kwargs={"rollout_func": None, "reward_funcs": [number_of_distinct_words]},
-        )  # fmt: skip
+        )
         assert trainer.vllm_generation.generated == [(8, 8)]  # 8 rows, in groups of 8
         assert trainer.vllm_generation.synced == 1
         assert trainer.num_generations == 4
@@ -387,9 +415,16 @@ def test_masks_of_a_rollout_func_follow_their_rows(tmp_path):
 def test_an_epoch_has_as_many_steps_as_with_grpo(tmp_path, num_iterations, num_steps):
     script = Script([Group([0, 1, 0, 1, 0, 0, 1, 1])] * 8)
     trainer = train(
-        tmp_path, script, num_rollouts=8, num_generations=2, per_device_train_batch_size=2,
-        gradient_accumulation_steps=2, num_iterations=num_iterations, max_steps=-1, num_train_epochs=1,
-    )  # fmt: skip
+        tmp_path,
+        script,
+        num_rollouts=8,
+        num_generations=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        num_iterations=num_iterations,
+        max_steps=-1,
+        num_train_epochs=1,
+    )
     assert [len(call) for call in script.calls] == [16] * 4
     assert sorted(row for call in script.calls for row in call) == [(p, i) for p in range(8) for i in range(8)]
     assert trainer.state.global_step == trainer.state.max_steps == num_steps
@@ -410,10 +445,18 @@ def test_streamed_data_keep_their_groups(tmp_path):
 @pytest.mark.parametrize("selector", ["max_variance", "random"])
 def test_a_resumed_run_ends_with_the_weights_of_the_straight_run(tmp_path, selector):
     settings = {
-        "num_rollouts": 4, "num_generations": 2, "per_device_train_batch_size": 1, "steps_per_generation": 4,
-        "gradient_accumulation_steps": 1, "max_steps": -1, "num_train_epochs": 1, "learning_rate": 1e-2,
-        "save_strategy": "steps", "save_steps": 4, "selector": selector,
-    }  # fmt: skip
+        "num_rollouts": 4,
+        "num_generations": 2,
+        "per_device_train_batch_size": 1,
+        "steps_per_generation": 4,
+        "gradient_accumulation_steps": 1,
+        "max_steps": -1,
+        "num_train_epochs": 1,
+        "learning_rate": 1e-2,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "selector": selector,
+    }
     groups = [Group([0, 1, 0.5, 0.25], [2, 3, 4, 5])] * 6
     straight = train(tmp_path, Script(groups), **settings)
     assert straight.state.global_step == 12
@@ -491,9 +534,13 @@ def test_nothing_scored_at_all_pushes_nothing(tmp_path):
 def test_an_infinite_reward_counts_as_no_score(tmp_path, caplog, extremes, scale_rewards):
     group = Group([*extremes, *[0.0] * (3 - len(extremes)), 1.0])
     trainer = train(
-        tmp_path, Script([group, Group([0, 1, 0, 1])]), scale_rewards=scale_rewards, learning_rate=1e-2,
-        **(N4_M2 | {"per_device_train_batch_size": 4}), **LOGGED,
-    )  # fmt: skip
+        tmp_path,
+        Script([group, Group([0, 1, 0, 1])]),
+        scale_rewards=scale_rewards,
+        learning_rate=1e-2,
+        **(N4_M2 | {"per_device_train_batch_size": 4}),
+        **LOGGED,
+    )
     assert kept_rows(trainer) == [len(extremes), 3, 4, 5]
     assert math.isfinite(only_log(trainer)["loss"])
     assert all(weight.isfinite().all() for weight in weights(trainer).values())
@@ -592,10 +639,14 @@ def test_reward_functions_get_all_columns_and_may_return_any_numbers(tmp_path):
     for name, values in columns.items():
         dataset = dataset.add_column(name, values)
     trainer = train(
-        tmp_path, script, num_rollouts=4, num_generations=2, per_device_train_batch_size=4,
+        tmp_path,
+        script,
+        num_rollouts=4,
+        num_generations=2,
+        per_device_train_batch_size=4,
         trainer_kwargs={"reward_funcs": [integers, booleans, numpy_numbers, in_reverse], "train_dataset": dataset},
         **LOGGED,
-    )  # fmt: skip
+    )
     assert received["answer"] == ["a"] * 4 + ["b"] * 4
     assert received["kept"] == [7] * 4 + [8] * 4
     table = read_table(trainer)
@@ -711,9 +762,14 @@ def test_metrics_over_all_are_those_of_grpo_that_trains_on_all(tmp_path, setting
         tmp_path / "pods", Script(groups, num_functions=2), **(N4_M2 | {"per_device_train_batch_size": 4}), **settings
     )
     grpo = train(
-        tmp_path / "grpo", Script(groups, num_functions=2), GRPOTrainer, GRPOConfig, num_generations=4,
-        per_device_train_batch_size=8, **settings,
-    )  # fmt: skip
+        tmp_path / "grpo",
+        Script(groups, num_functions=2),
+        GRPOTrainer,
+        GRPOConfig,
+        num_generations=4,
+        per_device_train_batch_size=8,
+        **settings,
+    )
     ours, theirs = only_log(pods), only_log(grpo)
     described = [key for key in theirs if key.startswith(("reward", "completions/", "num_tokens", "frac_"))]
     assert len(described) >= 15
@@ -734,8 +790,12 @@ def test_the_times_of_a_round_are_logged(tmp_path, settings):
     trainer = train(tmp_path, Script([F1]), max_steps=3, **settings)
     for logs in step_logs(trainer):
         assert {key for key in logs if key.startswith("time/")} == {
-            "time/generate", "time/reward", "time/select", "time/score", "time/update",
-        }  # fmt: skip
+            "time/generate",
+            "time/reward",
+            "time/select",
+            "time/score",
+            "time/update",
+        }
         assert logs["time/generate"] > 0
         assert logs["time/update"] > 0
         assert (logs["time/select"] > 0) == ("num_rollouts" in settings)
@@ -752,9 +812,17 @@ def test_update_time_is_logged_once_a_round(tmp_path):
                 super().log(logs, start_time)
 
         train(
-            tmp_path, Script([F1] * 4), Spy, num_rollouts=8, num_generations=4, per_device_train_batch_size=1,
-            steps_per_generation=4, gradient_accumulation_steps=accumulation, max_steps=steps, logging_strategy="no",
-        )  # fmt: skip
+            tmp_path,
+            Script([F1] * 4),
+            Spy,
+            num_rollouts=8,
+            num_generations=4,
+            per_device_train_batch_size=1,
+            steps_per_generation=4,
+            gradient_accumulation_steps=accumulation,
+            max_steps=steps,
+            logging_strategy="no",
+        )
         assert counts["time/update"] == counts["time/generate"] == rounds, accumulation
 
 
@@ -810,10 +878,19 @@ def test_extra_columns_that_would_spoil_the_table_are_refused(tmp_path, column, 
 def evaluate(tmp_path, trainer_class, config_class, rewards, num_generations_eval, **settings):
     script = Script([Group(values) for values in rewards])
     trainer = make_trainer(
-        tmp_path, script, trainer_class, config_class, trainer_kwargs={"eval_dataset": script.dataset()},
-        num_generations=2, num_generations_eval=num_generations_eval, per_device_train_batch_size=2,
-        per_device_eval_batch_size=4, eval_strategy="steps", **settings, **LOGGED,
-    )  # fmt: skip
+        tmp_path,
+        script,
+        trainer_class,
+        config_class,
+        trainer_kwargs={"eval_dataset": script.dataset()},
+        num_generations=2,
+        num_generations_eval=num_generations_eval,
+        per_device_train_batch_size=2,
+        per_device_eval_batch_size=4,
+        eval_strategy="steps",
+        **settings,
+        **LOGGED,
+    )
     return trainer.evaluate(), script
 
 
@@ -842,9 +919,17 @@ def test_evaluation_does_not_select(tmp_path):
 def test_training_goes_on_with_selection_after_evaluation(tmp_path):
     script = Script([F1])
     trainer = train(
-        tmp_path, script, trainer_kwargs={"eval_dataset": script.dataset()}, eval_strategy="steps", eval_steps=1,
-        eval_on_start=True, per_device_eval_batch_size=4, max_steps=2, **N8_M4, **LOGGED,
-    )  # fmt: skip
+        tmp_path,
+        script,
+        trainer_kwargs={"eval_dataset": script.dataset()},
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_on_start=True,
+        per_device_eval_batch_size=4,
+        max_steps=2,
+        **N8_M4,
+        **LOGGED,
+    )
     assert [len(call) for call in script.calls] == [4, 8, 4, 8, 4]
     assert len(step_logs(trainer)) == 2
     assert all(logs["loss"] == pytest.approx(-0.19124, abs=1e-5) for logs in step_logs(trainer))
@@ -860,9 +945,14 @@ def test_lora(tmp_path, beta, gradient_checkpointing):
 
     def run(learning_rate):
         return train(
-            tmp_path, Script([F1]), trainer_kwargs={"peft_config": LoraConfig(r=4, target_modules="all-linear")},
-            beta=beta, gradient_checkpointing=gradient_checkpointing, learning_rate=learning_rate, **N8_M4,
-        )  # fmt: skip
+            tmp_path,
+            Script([F1]),
+            trainer_kwargs={"peft_config": LoraConfig(r=4, target_modules="all-linear")},
+            beta=beta,
+            gradient_checkpointing=gradient_checkpointing,
+            learning_rate=learning_rate,
+            **N8_M4,
+        )
 
     assert only_log(run(0.0))["loss"] == pytest.approx(-0.19124, abs=1e-5)  # the KL is 0 at step one
     trainer = run(1e-2)

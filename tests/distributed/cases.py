@@ -58,15 +58,25 @@ def run(folder, script, trainer_class=Spy, **settings):
 
 def straddling_group(folder):
     return run(
-        folder, Script(STRADDLING), num_rollouts=4, num_generations=2, per_device_train_batch_size=3, learning_rate=1e-2,
-        log_completions=True, num_completions_to_print=0,
-    )  # fmt: skip
+        folder,
+        Script(STRADDLING),
+        num_rollouts=4,
+        num_generations=2,
+        per_device_train_batch_size=3,
+        learning_rate=1e-2,
+        log_completions=True,
+        num_completions_to_print=0,
+    )
 
 
 def one_group_over_all_processes(folder):
     return run(
-        folder, Script([F1]), num_rollouts=8, num_generations=2, per_device_train_batch_size=1,
-    )  # fmt: skip
+        folder,
+        Script([F1]),
+        num_rollouts=8,
+        num_generations=2,
+        per_device_train_batch_size=1,
+    )
 
 
 def f1(folder):
@@ -75,9 +85,15 @@ def f1(folder):
 
 def an_epoch(folder):
     return run(
-        folder, Script([Group([0, 1, 0, 1, 0, 0, 1, 1])] * 8), num_rollouts=8, num_generations=2,
-        per_device_train_batch_size=1, gradient_accumulation_steps=2, max_steps=-1, num_train_epochs=1,
-    )  # fmt: skip
+        folder,
+        Script([Group([0, 1, 0, 1, 0, 0, 1, 1])] * 8),
+        num_rollouts=8,
+        num_generations=2,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        max_steps=-1,
+        num_train_epochs=1,
+    )
 
 
 def extra_columns_of_one_process(folder):
@@ -89,16 +105,28 @@ def extra_columns_of_one_process(folder):
         return [F1.rewards[i] for i in rollout]
 
     return run(
-        folder, script, num_rollouts=8, num_generations=4, per_device_train_batch_size=4, log_completions=True,
-        num_completions_to_print=0, trainer_kwargs={"reward_funcs": [reward]},
-    )  # fmt: skip
+        folder,
+        script,
+        num_rollouts=8,
+        num_generations=4,
+        per_device_train_batch_size=4,
+        log_completions=True,
+        num_completions_to_print=0,
+        trainer_kwargs={"reward_funcs": [reward]},
+    )
 
 
 def random_rule(folder):
     return run(
-        folder, Script([F1]), num_rollouts=8, num_generations=4, per_device_train_batch_size=2, selector="random",
-        max_steps=3, learning_rate=1e-2,
-    )  # fmt: skip
+        folder,
+        Script([F1]),
+        num_rollouts=8,
+        num_generations=4,
+        per_device_train_batch_size=2,
+        selector="random",
+        max_steps=3,
+        learning_rate=1e-2,
+    )
 
 
 def distinct_words(completion_ids, **kwargs):
@@ -122,9 +150,7 @@ def failing_rule(folder):
         raise ZeroDivisionError("no rule today")
 
     try:
-        run(
-            folder, Script([F1]), num_rollouts=8, num_generations=4, per_device_train_batch_size=2, selector=failing
-        )  # fmt: skip
+        run(folder, Script([F1]), num_rollouts=8, num_generations=4, per_device_train_batch_size=2, selector=failing)
     except Exception as error:
         return {"error": type(error).__name__, "message": str(error)}
 

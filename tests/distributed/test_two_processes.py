@@ -52,9 +52,14 @@ def test_a_straddling_group_is_selected_whole_and_shared_out_evenly(seen, folder
 
 def test_one_process_trains_alike(seen, tmp_path):
     single = run(
-        tmp_path, Script(STRADDLING), Spy, num_rollouts=4, num_generations=2, per_device_train_batch_size=6,
+        tmp_path,
+        Script(STRADDLING),
+        Spy,
+        num_rollouts=4,
+        num_generations=2,
+        per_device_train_batch_size=6,
         learning_rate=1e-2,
-    )  # fmt: skip
+    )
     double = seen["straddling_group"][0]
     assert single["logs"][0]["loss"] == pytest.approx(double["logs"][0]["loss"], abs=1e-6)
     assert single["weights"] == pytest.approx(double["weights"], abs=1e-5)

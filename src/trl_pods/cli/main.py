@@ -1,0 +1,62 @@
+import argparse
+import sys
+
+from .. import __version__
+from ..scripts.recipe import shipped_recipes
+
+
+PROG = "trl-pods"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """
+    Run `trl-pods`.
+
+    Args:
+        argv (`list[str]`, *optional*):
+            The command line. Default: that of the process.
+
+    Returns:
+        `int`: the exit code: 0, 2 if the command line or the recipe is wrong, otherwise that of the training that
+        failed.
+    """
+    parser = _make_parser()
+    namespace, arguments = parser.parse_known_args(argv)
+    if namespace.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return _grpo(arguments)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"{PROG}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        description="PODS for TRL: generate n rollouts per prompt, train GRPO on m of them.",
+        epilog=f"Shipped recipes: {', '.join(shipped_recipes()) or 'none'}.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", title="commands")
+    commands.add_parser(
+        "grpo",
+        help=f"train; all settings: {PROG} grpo --help",
+        add_help=False,  # the settings are those of the training script, which imports torch
+    )
+    return parser
+
+
+def _grpo(arguments: list[str]) -> int:
+    from ..scripts.grpo import make_parser
+    from .arguments import separate
+    from .launcher import launch
+
+    parser = make_parser(prog=f"{PROG} grpo")
+    if {"-h", "--help"} & set(arguments):
+        parser.print_help()
+        return 0
+    plan = separate(arguments, parser)
+    return launch("trl_pods.scripts.grpo", plan)

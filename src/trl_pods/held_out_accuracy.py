@@ -1,0 +1,103 @@
+"""How many problems a policy gets right that it was not trained on."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from trl import GRPOTrainer
+from trl.data_utils import is_conversational
+from trl.models import unwrap_model_for_generation
+
+
+_BATCH_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """
+    Shares of problems that got the full mark from the first reward function.
+
+    Args:
+        sampled (`float`):
+            With one completion per problem sampled as in training (temperature, top-p, top-k).
+        greedy (`float`):
+            With the most likely token at each place.
+    """
+
+    sampled: float
+    greedy: float
+
+
+def measure_accuracy(trainer: GRPOTrainer, dataset: Dataset, num_problems: int) -> Accuracy:
+    """
+    Let the policy of a trainer solve held-out problems, by transformers' `generate`.
+
+    The problems are shared out to the processes. The random numbers of training are left as they were, and two calls
+    draw the same ones, so that a measurement changes nothing and two of them compare.
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]):
+            Trainer with the policy; its first reward function judges, and a reward of 1 or more counts as right.
+        dataset ([`~datasets.Dataset`]):
+            Problems in the format of the training set.
+        num_problems (`int`):
+            How many of the first problems to take, at least one per process.
+
+    Returns:
+        [`Accuracy`]: the same on every process.
+    """
+    accelerator = trainer.accelerator
+    problems = dataset.select(range(min(num_problems, len(dataset))))
+    rows = problems.shard(accelerator.num_processes, accelerator.process_index).to_list()
+    sampling = {"temperature": trainer.temperature, "top_p": trainer.top_p, "top_k": trainer.top_k}
+    return Accuracy(
+        sampled=_share_right(trainer, rows, {"do_sample": True, **sampling}),
+        greedy=_share_right(trainer, rows, {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}),
+    )
+
+
+def _share_right(trainer: GRPOTrainer, rows: list[dict[str, Any]], generation: dict[str, Any]) -> float:
+    was_training = trainer.model.training
+    devices: list[int] | None = [] if trainer.accelerator.device.type == "cpu" else None  # `None` is all of them
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
+        with (
+            torch.no_grad(),
+            unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model,
+        ):
+            model.eval()
+            rewards = [
+                reward
+                for start in range(0, len(rows), _BATCH_SIZE)
+                for reward in _rewards(trainer, model, rows[start : start + _BATCH_SIZE], generation)
+            ]
+    trainer.model.train(was_training)
+    rewards = gather_object(rewards)
+    return sum(reward is not None and reward >= 1 for reward in rewards) / len(rewards)
+
+
+def _rewards(trainer: GRPOTrainer, model: Any, rows: list[dict[str, Any]], generation: dict[str, Any]) -> list:
+    prompts = [row["prompt"] for row in rows]
+    conversational = is_conversational(rows[0])
+    inputs = _tokenize(trainer, prompts, conversational).to(trainer.accelerator.device)
+    outputs = model.generate(**inputs, max_new_tokens=trainer.max_completion_length, **generation)
+    texts = trainer.processing_class.batch_decode(outputs[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    completions = [[{"role": "assistant", "content": text}] for text in texts] if conversational else texts
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+    return trainer.reward_funcs[0](prompts=prompts, completions=completions, **columns)
+
+
+def _tokenize(trainer: GRPOTrainer, prompts: list, conversational: bool) -> Any:
+    options = {"padding": True, "return_tensors": "pt"}
+    if not conversational:
+        return trainer.processing_class(text=prompts, **options)
+    return trainer.processing_class.apply_chat_template(
+        prompts,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        **options,
+        **trainer.chat_template_kwargs,
+    )

@@ -1,0 +1,299 @@
+"""
+Train with PODS:
+
+    trl-pods grpo --config recipe.yaml [--field value]
+    accelerate launch [options] -m trl_pods.scripts.grpo --config recipe.yaml [--field value]
+"""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl import DatasetMixtureConfig, ModelConfig, TrlParser
+from trl.scripts.grpo import GRPOScriptArguments
+
+from ..pods_grpo_config import PODSGRPOConfig
+from .recipe import check_known, find_recipe, read_recipe, take_config
+from .task import EMBEDDED_POLICY, LOADERS, REWARDS, first_rows, load_reward, locate_policy, open_dataset
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from ..pods_grpo_trainer import PODSGRPOTrainer
+
+
+@dataclass
+class PODSScriptArguments(GRPOScriptArguments):
+    """
+    What the training script takes besides the settings of [`PODSGRPOConfig`] and the model.
+
+    Args:
+        reward_funcs (`list[str]`, *optional*):
+            Reward functions: names known to `trl_pods` or to TRL's script (see `trl_pods.scripts.task.REWARDS`), or
+            dotted import paths; the current directory is importable.
+        dataset_loader (`str`, *optional*):
+            Where the data comes from, in place of `dataset_name` and `datasets`: `"gsm8k"`, `"addition"`, or the
+            dotted import path of a function `loader(split, **dataset_kwargs)` that returns a [`~datasets.Dataset`].
+            The splits are `dataset_train_split` and `dataset_test_split`.
+        dataset_kwargs (`dict[str, Any]` or `str`, *optional*):
+            Further keywords for the loader. On the command line a JSON string.
+        max_train_samples (`int`, *optional*):
+            Train on the first rows alone. `None` is all.
+        max_eval_samples (`int`, *optional*):
+            Evaluate on the first rows alone. `None` is all.
+        num_accuracy_problems (`int`, *optional*, defaults to `0`):
+            Problems of the test split on which the accuracy is measured before and after training; 0 for none.
+
+    Raises:
+        ValueError: If `dataset_kwargs` is no mapping.
+
+    Example:
+
+    ```python
+    >>> PODSScriptArguments(dataset_loader="gsm8k", dataset_kwargs='{"data_dir": "gsm8k"}').dataset_kwargs
+    {'data_dir': 'gsm8k'}
+
+    ```
+    """
+
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": f"Reward functions: {', '.join(f'`{name}`' for name in REWARDS)} (with `max_completion_len=1280`, "
+            "`soft_punish_cache=256`), or dotted import paths; the current directory is importable."
+        },
+    )
+    dataset_loader: str | None = field(
+        default=None,
+        metadata={
+            "help": f"Where the data comes from, in place of `dataset_name` and `datasets`: {', '.join(LOADERS)}, or "
+            "the dotted import path of a function `loader(split, **dataset_kwargs)` that returns a `Dataset`."
+        },
+    )
+    dataset_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Further keywords for the loader, as JSON."}
+    )
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Train on the first rows alone. `None` is all."}
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Evaluate on the first rows alone. `None` is all."}
+    )
+    num_accuracy_problems: int = field(
+        default=0,
+        metadata={
+            "help": "Problems of the test split on which the accuracy is measured before and after training; 0 for "
+            "none."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reward_funcs, str):  # `reward_funcs: name` in YAML
+            self.reward_funcs = [self.reward_funcs]
+        if isinstance(self.dataset_kwargs, str):
+            self.dataset_kwargs = _read_json(self.dataset_kwargs)
+        if not isinstance(self.dataset_kwargs, dict | None):
+            raise ValueError(f"dataset_kwargs={self.dataset_kwargs!r} must be a mapping of keywords.")
+
+
+def make_parser(prog: str | None = None) -> TrlParser:
+    """
+    The parser of the training script.
+
+    Args:
+        prog (`str`, *optional*):
+            Name of the program in `--help`.
+
+    Returns:
+        [`~trl.TrlParser`]: over [`PODSScriptArguments`], [`PODSGRPOConfig`], [`~trl.ModelConfig`] and
+        [`~trl.DatasetMixtureConfig`].
+    """
+    dataclass_types: Any = (PODSScriptArguments, PODSGRPOConfig, ModelConfig, DatasetMixtureConfig)
+    return TrlParser(
+        dataclass_types,
+        prog=prog,
+        usage="%(prog)s --config recipe.yaml [--field value ...]",
+        description="Train with PODS. Settings stand in a YAML file (--config: its path, or the name of a shipped "
+        f"recipe; for the policy in the package, model_name_or_path is '{EMBEDDED_POLICY}') or on the command line, "
+        "which wins over the file. `trl-pods grpo` takes options of `accelerate launch` in both places too, such as "
+        "--num_processes 2, and --accelerate_config with a file or the name of one in TRL, such as zero2.",
+        allow_abbrev=False,  # an abbreviation could be an option of `accelerate launch`, such as --tpu
+    )
+
+
+def parse(args: list[str] | None = None) -> tuple[Any, ...]:
+    """
+    Read a command line and the recipe it names.
+
+    Args:
+        args (`list[str]`, *optional*):
+            The command line. Default: that of the process.
+
+    Returns:
+        `tuple`: [`PODSScriptArguments`], [`PODSGRPOConfig`], [`~trl.ModelConfig`], [`~trl.DatasetMixtureConfig`].
+
+    Raises:
+        FileNotFoundError: If there is no such recipe.
+        ValueError: If a setting is unknown or wrong. In the recipe options of `accelerate launch` are left alone.
+    """
+    parser = make_parser()
+    config, rest = take_config(sys.argv[1:] if args is None else args)
+    if config is not None:
+        path = find_recipe(config)
+        _check_keys(read_recipe(path), parser, path)
+        rest = ["--config", str(path), *rest]
+    *parsed, _, unused = parser.parse_args_and_config(
+        rest, return_remaining_strings=True, separate_remaining_strings=True
+    )
+    if unused:
+        raise ValueError(f"Unknown on the command line: {' '.join(unused)}. See --help for all settings.")
+    return tuple(parsed)
+
+
+def main(
+    script_args: PODSScriptArguments,
+    training_args: PODSGRPOConfig,
+    model_args: ModelConfig,
+    dataset_args: DatasetMixtureConfig,
+) -> None:
+    """
+    Train, save, and say where things are.
+
+    Args:
+        script_args ([`PODSScriptArguments`]):
+            Rewards and data.
+        training_args ([`PODSGRPOConfig`]):
+            Settings of the trainer.
+        model_args ([`~trl.ModelConfig`]):
+            The policy, PEFT and quantization.
+        dataset_args ([`~trl.DatasetMixtureConfig`]):
+            A mixture of data sets.
+
+    Raises:
+        ValueError: If rewards, data or policy are not set or unknown.
+    """
+    load_split = open_dataset(script_args, dataset_args)
+    trainer = _build_trainer(script_args, training_args, model_args, load_split)
+    problems = load_split(script_args.dataset_test_split) if script_args.num_accuracy_problems > 0 else None
+    before = _measure(trainer, problems, script_args.num_accuracy_problems)
+    trainer.train(resume_from_checkpoint=_checkpoint(training_args.resume_from_checkpoint))
+    after = _measure(trainer, problems, script_args.num_accuracy_problems)
+    _save(trainer, script_args.dataset_name)
+    trainer.accelerator.print(_summary(training_args, before, after))
+    _end(trainer)
+
+
+def _build_trainer(
+    script_args: PODSScriptArguments, training_args: PODSGRPOConfig, model_args: ModelConfig, load_split: Any
+) -> "PODSGRPOTrainer":
+    from trl import get_peft_config, get_quantization_config
+
+    from ..pods_grpo_trainer import PODSGRPOTrainer
+
+    policy = locate_policy(model_args.model_name_or_path)
+    training_args.model_init_kwargs = _model_init_kwargs(training_args, model_args)
+    evaluates = training_args.eval_strategy != "no"
+    return PODSGRPOTrainer(
+        model=policy,
+        reward_funcs=_rewards(script_args),
+        args=training_args,
+        train_dataset=first_rows(load_split(script_args.dataset_train_split), script_args.max_train_samples),
+        eval_dataset=first_rows(load_split(script_args.dataset_test_split), script_args.max_eval_samples)
+        if evaluates
+        else None,
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+    )
+
+
+def _rewards(script_args: PODSScriptArguments) -> list[Any]:
+    rewards: list[Any] = [load_reward(name) for name in script_args.reward_funcs or []]
+    if script_args.reward_model_name_or_path:
+        rewards.insert(0, script_args.reward_model_name_or_path)
+    if not rewards:
+        raise ValueError(
+            f"No reward is set. Set reward_funcs ({', '.join(REWARDS)}, or dotted import paths) or "
+            "reward_model_name_or_path."
+        )
+    return rewards
+
+
+def _model_init_kwargs(training_args: PODSGRPOConfig, model_args: ModelConfig) -> dict[str, Any]:
+    own: Any = training_args.model_init_kwargs or {}
+    return {
+        "revision": model_args.model_revision,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **own,
+    }
+
+
+def _measure(trainer: "PODSGRPOTrainer", problems: "Dataset | None", num_problems: int) -> Any:
+    if problems is None:
+        return None
+    from ..held_out_accuracy import measure_accuracy
+
+    return measure_accuracy(trainer, problems, num_problems)
+
+
+def _checkpoint(value: str | bool | None) -> str | bool | None:
+    """`true` and `false` reach the configuration as words; as such they would be folders."""
+    return {"true": True, "false": None}.get(str(value).lower(), value)
+
+
+def _save(trainer: "PODSGRPOTrainer", dataset_name: str | None) -> None:
+    trainer.save_model(trainer.args.output_dir)
+    trainer.save_state()
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub(dataset_name=dataset_name)
+        trainer.accelerator.print(f"Pushed to https://huggingface.co/{trainer.hub_model_id}")
+
+
+def _summary(training_args: PODSGRPOConfig, before: Any, after: Any) -> str:
+    folder = Path(str(training_args.output_dir))
+    lines = [f"Model: {folder}", f"Log: {folder / 'trainer_state.json'}"]
+    if training_args.log_completions:
+        lines.append(f"Completions: {folder / 'completions'}")
+    if before is not None:
+        lines.append(f"{'Held-out accuracy':<20}{'before':>8}{'after':>8}")
+        lines.append(f"{'  sampled':<20}{before.sampled:>8.3f}{after.sampled:>8.3f}")
+        lines.append(f"{'  greedy':<20}{before.greedy:>8.3f}{after.greedy:>8.3f}")
+    return "\n".join(lines)
+
+
+def _end(trainer: "PODSGRPOTrainer") -> None:
+    """A process that leaves its process group open often aborts at exit."""
+    if hasattr(trainer, "end"):  # transformers 5.18 and later
+        trainer.end()
+        return
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _check_keys(recipe: dict[str, Any], parser: TrlParser, path: Path) -> None:
+    known = {action.dest for action in parser._actions} | {"env"}
+    unknown = [key for key in recipe if key not in known]
+    if not unknown:
+        return
+    from ..cli.launcher import launcher_options  # only now: accelerate's command sets up logging when imported
+
+    known |= launcher_options().keys()
+    for key in unknown:
+        check_known(key, known, f"in {path}")
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"dataset_kwargs={text!r} is no valid JSON: {error}.") from error
+
+
+if __name__ == "__main__":
+    main(*parse())

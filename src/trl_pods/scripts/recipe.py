@@ -1,0 +1,142 @@
+"""Recipes: YAML files of settings, given by path or, where shipped with the package, by name. Imports no torch."""
+
+import argparse
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def recipes_folder() -> Path:
+    """The recipes shipped with the package: inside it where it is installed, beside `src` in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parents[1] / "recipes"
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the shipped recipes, such as `"quickstart"` or `"gsm8k/pods"`."""
+    folder = recipes_folder()
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+
+
+def find_recipe(name: str) -> Path:
+    """
+    The file of a recipe.
+
+    Args:
+        name (`str`):
+            A path, or the name of a shipped recipe. A file of that path goes first.
+
+    Returns:
+        `Path`: the file.
+
+    Raises:
+        FileNotFoundError: If there is neither; the message lists the shipped recipes.
+    """
+    shipped = recipes_folder() / name
+    for path in (Path(name), shipped, shipped.with_name(f"{shipped.name}.yaml")):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"There is no recipe {name!r}: it is neither a file nor one of the shipped recipes "
+        f"({', '.join(shipped_recipes()) or 'none here'})."
+    )
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """
+    The settings of a recipe.
+
+    Args:
+        path (`Path`):
+            A YAML file.
+
+    Returns:
+        `dict[str, Any]`: the settings as they stand in the file.
+
+    Raises:
+        ValueError: If the file is no valid YAML, or no mapping with strings as keys, or its `env` is no mapping.
+    """
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {error}") from error
+    if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
+        raise ValueError(f"{path} must be a mapping, lines of `setting: value`; it is {_kind(recipe)}.")
+    if not isinstance(recipe.get("env", {}), dict):
+        raise ValueError(f"`env` in {path} must be a mapping, lines of `VARIABLE: value`.")
+    return recipe
+
+
+def take_config(args: list[str]) -> tuple[str | None, list[str]]:
+    """
+    Take `--config` and its value out of a command line.
+
+    Args:
+        args (`list[str]`):
+            The command line.
+
+    Returns:
+        `tuple[str | None, list[str]]`: the value, `None` if there is none, and the rest of the command line.
+
+    Raises:
+        ValueError: If `--config` has no value.
+
+    Example:
+
+    ```python
+    >>> take_config(["--seed", "1", "--config", "quickstart", "--beta", "-1"])
+    ('quickstart', ['--seed', '1', '--beta', '-1'])
+
+    ```
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config")
+    try:
+        namespace, rest = parser.parse_known_args(args)
+    except argparse.ArgumentError as error:
+        raise ValueError("--config needs a value: a YAML file or the name of a shipped recipe.") from error
+    return namespace.config, rest
+
+
+def check_known(name: str, known: Iterable[str], where: str) -> None:
+    """
+    Refuse a setting that nobody reads.
+
+    Args:
+        name (`str`):
+            The setting.
+        known (`Iterable[str]`):
+            All settings there are.
+        where (`str`):
+            Where the setting stands, for the message: `"in recipe.yaml"`.
+
+    Raises:
+        ValueError: If the setting is not known; the message names it and, where there is one, a close match.
+
+    Example:
+
+    ```python
+    >>> check_known("sede", ["num_rollouts", "seed"], "in recipe.yaml")
+    Traceback (most recent call last):
+    ValueError: 'sede' in recipe.yaml is no setting of the training or of its launch. Did you mean 'seed'?
+
+    ```
+    """
+    known = list(known)
+    if name in known:
+        return
+    close = difflib.get_close_matches(name, known, n=1)
+    raise ValueError(
+        f"{name!r} {where} is no setting of the training or of its launch."
+        + (f" Did you mean {close[0]!r}?" if close else "")
+    )
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "empty"
+    return "a mapping with other keys than strings" if isinstance(value, dict) else f"a {type(value).__name__}"
