@@ -17,7 +17,6 @@ import torch
 import transformers
 import yaml
 from accelerate.commands.config import config_args, load_config_from_file
-from datasets import Dataset
 from rig import EOS, PAD, VOCABULARY, make_tokenizer
 from transformers import GraniteConfig, GraniteForCausalLM
 from trl import DatasetMixtureConfig
@@ -31,7 +30,7 @@ from trl_pods.scripts import grpo as script
 from trl_pods.scripts import recipe as recipe_module
 from trl_pods.scripts.grpo import PODSScriptArguments, make_parser, parse
 from trl_pods.scripts.recipe import find_recipe, read_recipe, shipped_recipes
-from trl_pods.scripts.task import first_rows, load_reward, locate_policy, open_dataset
+from trl_pods.scripts.task import load_reward, locate_policy, open_dataset
 
 
 MODULE = "trl_pods.scripts.grpo"
@@ -237,14 +236,17 @@ def test_a_reward_that_raises_fails_the_run_with_its_own_message(run, write_reci
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_the_training_too(start, write_recipe, tmp_path):
-    write_recipe(per_device_train_batch_size=2, reward_funcs="tiny_task.sleepy")
-    process = start(CLI)
+@pytest.mark.parametrize(
+    ("number", "num_processes"), [(signal.SIGINT, "1"), (signal.SIGTERM, "1"), (signal.SIGTERM, "2")]
+)
+def test_a_signal_ends_the_training_too(start, write_recipe, tmp_path, number, num_processes):
+    write_recipe(per_device_train_batch_size=2, reward_funcs="tiny_task.sleepy", main_process_port=0)
+    process = start(CLI, "--num_processes", num_processes)
     wait_until(lambda: (tmp_path / "pid.txt").is_file() and (tmp_path / "pid.txt").read_text())
     child = int((tmp_path / "pid.txt").read_text())
     assert child != process.pid
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 128 + signal.SIGINT
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 128 + number
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
 
@@ -274,7 +276,6 @@ def test_the_script_evaluates_the_test_split_and_reports_its_accuracy(
         per_device_eval_batch_size=2,
         eval_strategy="steps",
         eval_steps=1,
-        max_eval_samples=1,
         num_accuracy_problems=5,
     )
     script.main(*parse(["--config", recipe]))
@@ -293,7 +294,7 @@ def test_settings_of_two_processes_pass_the_launcher_though_one_process_would_re
     plan = plan_of("--config", recipe)
     assert plan.launcher == ["--num_processes=2"]
     assert plan.training == ["--config", recipe]
-    with pytest.raises(ValueError, match="no multiple of num_generations=2"):
+    with pytest.raises(ValueError, match="not a multiple of num_generations=2"):
         parse(["--config", recipe])
 
 
@@ -354,7 +355,7 @@ def test_without_a_number_there_is_one_process(no_default_config):
 
 
 def test_without_a_number_every_gpu_gets_a_process_as_with_accelerate(no_default_config, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     args = launcher_args()
     assert args.num_processes == 2
@@ -399,6 +400,22 @@ def test_the_users_accelerate_config_is_heeded(text, options, expected, tmp_path
     assert launcher_args(*options).num_processes == expected
 
 
+@pytest.mark.parametrize("text", ["", "- 1\n- 2\n", "a: [1\n"])
+def test_a_broken_accelerate_config_is_named_in_one_line(text, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "default_config.yaml"
+    path.write_text(text)
+    set_default_config(monkeypatch, path)
+    assert main(["grpo", "--max_steps", "1"]) == 2
+    assert f"{path} is not a valid accelerate config." in capsys.readouterr().err
+
+
+def test_a_training_on_the_cpu_is_launched_on_the_cpu(write_recipe, no_default_config, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)
+    assert parse_launcher_args(MODULE, plan_of("--use_cpu", "true")).num_processes == 1
+    assert parse_launcher_args(MODULE, plan_of("--config", write_recipe(use_cpu=True))).num_processes == 1
+    assert parse_launcher_args(MODULE, plan_of()).num_processes == 8
+
+
 def test_deepspeed_is_left_to_accelerate(no_default_config):
     args = launcher_args("--accelerate_config", "zero2", "--num_processes", "2")
     assert (args.num_processes, args.multi_gpu) == (2, False)
@@ -413,7 +430,7 @@ def test_deepspeed_is_left_to_accelerate(no_default_config):
         ("", "must be a mapping, lines of `setting: value`; it is empty"),
         ("- a\n- b\n", "must be a mapping, lines of `setting: value`; it is a list"),
         ("1: 2\n", "it is a mapping with other keys than strings"),
-        ("a: [1\n", "is no valid YAML"),
+        ("a: [1\n", "is not valid YAML"),
         ("env: 3\n", "`env` in"),
         ("num_rollout: 4\n", "'num_rollout' in"),
         ("num_process: 4\n", "Did you mean 'num_processes'?"),
@@ -433,12 +450,15 @@ def test_a_wrong_recipe_is_refused_by_one_line(text, message, write_recipe, no_l
     [
         (["--config"], "--config needs a value"),
         (["--config", "missing.yaml"], "There is no recipe 'missing.yaml'"),
-        (["--num_rollout", "4"], "'--num_rollout' on the command line is no setting"),
+        (
+            ["--num_rollout", "4"],
+            "'--num_rollout' on the command line is neither a training setting nor a launch option",
+        ),
         (["--num_rollout", "4"], "Did you mean '--num_rollouts'?"),
         (["--max_steps", "many"], "invalid int value: 'many'"),
-        (["--max_steps", "1", "2"], "'2' on the command line belongs to no option"),
-        (["--num_processes", "2", "3"], "'3' belongs to no option"),
-        (["recipe.yaml"], "'recipe.yaml' belongs to no option. A recipe is given by --config recipe.yaml"),
+        (["--max_steps", "1", "2"], "Unexpected argument '2' on the command line"),
+        (["--num_processes", "2", "3"], "'3' is an unexpected argument"),
+        (["recipe.yaml"], "Unexpected argument 'recipe.yaml'. A recipe is given by --config recipe.yaml"),
         (["--config_file", "missing.yaml"], "missing.yaml` does not exist"),
     ],
 )
@@ -551,14 +571,6 @@ def test_a_wrong_choice_of_data_says_what_to_set(settings, message):
 def test_keywords_of_the_loader_must_be_a_mapping(value):
     with pytest.raises(ValueError, match="dataset_kwargs="):
         PODSScriptArguments(dataset_kwargs=value)
-
-
-def test_the_first_rows_are_kept_also_of_a_stream():
-    dataset = Dataset.from_dict({"prompt": list("abc")})
-    assert first_rows(dataset, 2)["prompt"] == ["a", "b"]
-    assert first_rows(dataset, 9)["prompt"] == ["a", "b", "c"]
-    assert first_rows(dataset, None) is dataset
-    assert [row["prompt"] for row in first_rows(dataset.to_iterable_dataset(), 2)] == ["a", "b"]
 
 
 def test_the_policy_must_be_named():

@@ -8,9 +8,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from trl import GRPOConfig
 
 import trl_pods
+from trl_pods.selectors import select
 
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +57,21 @@ def test_a_baseline_differs_from_its_recipe_in_what_defines_pods_alone():
     pods, grpo = settings("pods"), settings("grpo")
     assert pods.pop("num_rollouts") == 64
     assert pods == grpo
+
+
+def test_the_readme_shows_settings_and_a_rule_that_work(tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    ours, theirs = (re.search(rf"args=({name}\(.*\)),\n", readme)[1] for name in ("PODSGRPOConfig", "GRPOConfig"))
+    options = f", output_dir={str(tmp_path)!r}, use_cpu=True, bf16=False)"
+    scope = {"PODSGRPOConfig": trl_pods.PODSGRPOConfig, "GRPOConfig": GRPOConfig}
+    assert eval(theirs.removesuffix(")") + options, scope).num_generations == 16
+    assert eval(ours.removesuffix(")") + options, scope).num_rollouts == 64
+
+    (rule,) = re.findall(r"```python\n(def shortest.*?)\n\n\n", readme, re.DOTALL)
+    exec(rule, scope)
+    rewards = torch.tensor([[0.0, torch.nan, 1.0, 0.0]], dtype=torch.float64)
+    lengths = torch.tensor([[5, 1, 4, 3]])
+    assert select(scope["shortest"], rewards, 2, completion_lengths=lengths).tolist() == [[2, 3]]
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
+import copy
+import itertools
 import json
 import pickle
+import re
 
 import pytest
 
@@ -56,9 +59,26 @@ def test_a_wrong_setting_is_refused_with_its_name_and_a_remedy(tmp_path, setting
     assert remedy in str(error.value)
 
 
-def test_the_batch_sizes_that_messages_propose_are_accepted(tmp_path):
-    make(tmp_path, num_generations=2, per_device_train_batch_size=4)
-    make(tmp_path, num_generations=8, num_rollouts=16, per_device_train_batch_size=4, steps_per_generation=6)
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("batching", ["steps_per_generation", "gradient_accumulation_steps", "generation_batch_size"])
+def test_what_a_message_proposes_is_accepted(tmp_path, monkeypatch, processes, batching):
+    monkeypatch.setattr(PODSGRPOConfig, "world_size", property(lambda self: processes))
+    num_refused = 0
+    for b, times, n, m in itertools.product((1, 3, 5), (1, 2), (None, 7, 9), (2, 4, 6)):
+        value = b * processes * times if batching == "generation_batch_size" else times
+        settings = {"per_device_train_batch_size": b, "num_rollouts": n, "num_generations": m, batching: value}
+        try:
+            make(tmp_path, **settings)
+        except ValueError as error:
+            num_refused += 1
+            proposals = re.findall(
+                r"(num_rollouts|per_device_train_batch_size|generation_batch_size)=(\d+)", str(error)
+            )
+            proposals = dict(proposals[-2:] if "shared evenly" in str(error) else proposals[-1:])
+            assert proposals
+            for setting, proposed in proposals.items():
+                make(tmp_path, **(settings | {setting: int(proposed)}))
+    assert num_refused > 5
 
 
 def test_shares_that_cannot_be_even_are_refused_with_two_remedies(tmp_path, monkeypatch):
@@ -68,7 +88,6 @@ def test_shares_that_cannot_be_even_are_refused_with_two_remedies(tmp_path, monk
     with pytest.raises(ValueError, match="num_rollouts=7 cannot be shared evenly by 2 processes") as error:
         make(tmp_path, num_rollouts=7, **settings)
     assert "Use num_rollouts=8, or per_device_train_batch_size=2." in str(error.value)
-    make(tmp_path, num_rollouts=7, num_generations=2, per_device_train_batch_size=2)
 
 
 def test_other_errors_of_trl_come_through_unchanged(tmp_path):
@@ -86,6 +105,14 @@ def test_a_callable_rule_survives_saving(tmp_path):
     assert "lambda" in pickle.loads(pickle.dumps(config)).selector
     assert "lambda" in json.loads(config.to_json_string())["selector"]
     assert callable(config.selector)
+
+
+def test_a_copy_keeps_a_callable_rule(tmp_path):
+    config = make(tmp_path, selector=lambda rewards, num_selected: None, selector_kwargs={})
+    for duplicate in (copy.copy(config), copy.deepcopy(config)):
+        assert duplicate.selector is config.selector
+        assert duplicate.num_generations == config.num_generations
+    assert copy.deepcopy(config).selector_kwargs is not config.selector_kwargs
 
 
 def test_settings_of_a_rule_may_come_as_json(tmp_path):

@@ -10,6 +10,7 @@ import math
 import pandas as pd
 import pytest
 import torch
+from datasets import Dataset
 from rig import (
     EOS,
     F1,
@@ -406,6 +407,58 @@ def test_sampling_log_probs_follow_their_rows(tmp_path, engine, mode):
 def test_masks_of_a_rollout_func_follow_their_rows(tmp_path):
     group = Group([0, 1, 0.4, 0.6], [4, 6, 5, 3], masks=[1, 2, 2, 0])
     assert only_log(train(tmp_path, Script([group]), **N4_M2))["loss"] == pytest.approx(-0.10100, abs=1e-5)
+
+
+@pytest.mark.parametrize("as_batch", [False, True])
+def test_a_rollout_func_may_return_tensors(tmp_path, as_batch):
+    script = Script([Group([0, 1, 0.4, 0.6], [4] * 4, ends=[False, True, True, True])])
+
+    def rollout_func(prompts, trainer):
+        output = script.rollout_func(prompts, trainer)
+        for key in ("prompt_ids", "completion_ids", "logprobs"):
+            tensors = [torch.tensor(values) for values in output[key]]
+            output[key] = torch.stack(tensors) if as_batch else tensors
+        return output
+
+    trainer = train(
+        tmp_path,
+        script,
+        trainer_kwargs={"rollout_func": rollout_func},
+        mask_truncated_completions=True,
+        **N4_M2,
+        **LOGGED,
+    )
+    assert only_log(trainer)["pods/ineligible"] == 0.25
+    assert kept_rows(trainer) == [1, 2]
+
+
+def test_rollouts_of_a_prompt_share_no_objects(tmp_path):
+    lengths = []
+
+    def converse(prompts, trainer):
+        for prompt in prompts:
+            prompt.append({"role": "assistant", "content": "w9"})
+            lengths.append(len(prompt))
+        return {
+            "prompt_ids": [[5, 6]] * len(prompts),
+            "completion_ids": [[7, EOS]] * len(prompts),
+            "logprobs": [[-0.1, -0.1]] * len(prompts),
+        }
+
+    def note(completions, notes, **kwargs):
+        for i, row_notes in enumerate(notes):
+            row_notes.append(i)
+        assert [len(row_notes) for row_notes in notes] == [2] * len(completions)
+        return [float(i) for i in range(len(completions))]
+
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w5"}]], "notes": [[7]]})
+    train(
+        tmp_path,
+        Script([Group([0] * 4)]),
+        trainer_kwargs={"rollout_func": converse, "reward_funcs": [note], "train_dataset": dataset},
+        **N4_M2,
+    )
+    assert lengths == [2, 2, 2, 2]
 
 
 # Steps and data
@@ -869,7 +922,7 @@ def test_extra_columns_that_would_spoil_the_table_are_refused(tmp_path, column, 
         return [0.0] * len(completions)
 
     with pytest.raises(ValueError, match=message):
-        train(tmp_path, Script([F1]), trainer_kwargs={"reward_funcs": [logging]}, **N8_M4)
+        train(tmp_path, Script([F1]), trainer_kwargs={"reward_funcs": [logging]}, **N8_M4, **LOGGED)
 
 
 # Evaluation

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 import threading
@@ -6,7 +7,10 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rig import make_config, make_model, make_tokenizer
+from trl import GRPOConfig, GRPOTrainer
 
+from trl_pods.data import load_gsm8k
 from trl_pods.rewards import (
     PAPER_REWARDS,
     graded_format_reward,
@@ -179,6 +183,7 @@ def test_answers_are_read_as_a_person_would_read_them(gold, contents):
         ("1/3", ["0.33"]),
         ("0.0000001", ["0.0000002", "0"]),
         ("35", ["17 18"]),
+        ("1234", ["12 34"]),
         ("3/2", ["2 1/2"]),
         ("2x+3", ["2x+3t"]),
         ("x = 5", ["y = 5"]),
@@ -374,8 +379,26 @@ def test_both_published_weightings_add_up(name, total, without_layout):
     assert reward("18") == pytest.approx(without_layout)
 
 
-def test_the_trainer_cannot_change_a_recipe_through_its_lists():
-    recipe = PAPER_REWARDS["multi_gpu"]
-    recipe.reward_funcs.clear()
-    recipe.reward_weights.clear()
-    assert len(recipe.reward_funcs) == len(recipe.reward_weights) == 3
+@pytest.mark.parametrize("name", ["single_gpu", "multi_gpu"])
+def test_stock_grpo_trains_on_gsm8k_with_the_rewards_of_the_paper(name, tmp_path):
+    rows = [{"question": f"w{5 + i} w6", "answer": f"w7\n#### {i}"} for i in range(4)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    recipe = PAPER_REWARDS[name]
+    trainer = GRPOTrainer(
+        model=make_model(),
+        reward_funcs=list(recipe.reward_funcs),
+        args=make_config(
+            tmp_path,
+            GRPOConfig,
+            num_generations=4,
+            per_device_train_batch_size=4,
+            reward_weights=list(recipe.reward_weights),
+        ),
+        train_dataset=load_gsm8k("train", data_dir=tmp_path),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    logged = {key for logs in trainer.state.log_history for key in logs}
+    assert {f"rewards/{function.__name__}/mean" for function in recipe.reward_funcs} <= logged

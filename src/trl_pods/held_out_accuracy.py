@@ -1,5 +1,6 @@
 """How many problems a policy gets right that it was not trained on."""
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ class Accuracy:
 
     Args:
         sampled (`float`):
-            With one completion per problem sampled as in training (temperature, top-p, top-k).
+            With one completion per problem sampled as in training.
         greedy (`float`):
             With the most likely token at each place.
     """
@@ -39,7 +40,8 @@ def measure_accuracy(trainer: GRPOTrainer, dataset: Dataset, num_problems: int) 
 
     Args:
         trainer ([`~trl.GRPOTrainer`]):
-            Trainer with the policy; its first reward function judges, and a reward of 1 or more counts as right.
+            Trainer with the policy; its first reward function judges, from the columns of the data set, and a reward
+            of 1 or more counts as right.
         dataset ([`~datasets.Dataset`]):
             Problems in the format of the training set.
         num_problems (`int`):
@@ -47,15 +49,53 @@ def measure_accuracy(trainer: GRPOTrainer, dataset: Dataset, num_problems: int) 
 
     Returns:
         [`Accuracy`]: the same on every process.
+
+    Raises:
+        ValueError: If the first reward function is a model or asynchronous.
+        NotImplementedError: With DeepSpeed or FSDP.
+
+    Example:
+
+    ```python
+    >>> from tempfile import mkdtemp
+    >>> from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
+    >>> from trl_pods.data.addition import addition_reward, embedded_policy_path, load_addition
+
+    >>> config = PODSGRPOConfig(mkdtemp(), max_completion_length=4, report_to="none", use_cpu=True, bf16=False)
+    >>> policy, problems = str(embedded_policy_path()), load_addition("test")
+    >>> trainer = PODSGRPOTrainer(policy, addition_reward, config, train_dataset=load_addition("train"))
+    >>> accuracy = measure_accuracy(trainer, problems, num_problems=100)
+    >>> accuracy.sampled < accuracy.greedy
+    True
+
+    ```
     """
+    _check_supported(trainer)
     accelerator = trainer.accelerator
     problems = dataset.select(range(min(num_problems, len(dataset))))
     rows = problems.shard(accelerator.num_processes, accelerator.process_index).to_list()
-    sampling = {"temperature": trainer.temperature, "top_p": trainer.top_p, "top_k": trainer.top_k}
+    # All that training sets, so that nothing comes from the defaults that a model brings along.
+    sampling = {name: getattr(trainer, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    further = trainer.args.generation_kwargs or {}
     return Accuracy(
-        sampled=_share_right(trainer, rows, {"do_sample": True, **sampling}),
-        greedy=_share_right(trainer, rows, {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}),
+        sampled=_share_right(trainer, rows, {"do_sample": True, **sampling, **further}),
+        greedy=_share_right(trainer, rows, {"do_sample": False, **dict.fromkeys(sampling)}),
     )
+
+
+def _check_supported(trainer: GRPOTrainer) -> None:
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        raise NotImplementedError(
+            "The accuracy on held-out problems (num_accuracy_problems) cannot be measured with DeepSpeed or FSDP, "
+            "where the policy is not whole outside a training step. Use num_accuracy_problems=0 and an eval_strategy, "
+            "which logs the rewards on the test split."
+        )
+    judge = trainer.reward_funcs[0]
+    if isinstance(judge, torch.nn.Module) or inspect.iscoroutinefunction(judge):
+        raise ValueError(
+            f"The first reward function, {trainer.reward_func_names[0]!r}, judges the held-out problems "
+            "(num_accuracy_problems) and must be a plain function. Put one first, or use num_accuracy_problems=0."
+        )
 
 
 def _share_right(trainer: GRPOTrainer, rows: list[dict[str, Any]], generation: dict[str, Any]) -> float:
@@ -65,7 +105,11 @@ def _share_right(trainer: GRPOTrainer, rows: list[dict[str, Any]], generation: d
         torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
         with (
             torch.no_grad(),
-            unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model,
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+            ) as model,
         ):
             model.eval()
             rewards = [
@@ -82,7 +126,13 @@ def _rewards(trainer: GRPOTrainer, model: Any, rows: list[dict[str, Any]], gener
     prompts = [row["prompt"] for row in rows]
     conversational = is_conversational(rows[0])
     inputs = _tokenize(trainer, prompts, conversational).to(trainer.accelerator.device)
-    outputs = model.generate(**inputs, max_new_tokens=trainer.max_completion_length, **generation)
+    outputs = model.generate(
+        **inputs,
+        max_new_tokens=trainer.max_completion_length,
+        repetition_penalty=trainer.repetition_penalty,
+        eos_token_id=trainer.eos_token_ids,
+        **generation,
+    )
     texts = trainer.processing_class.batch_decode(outputs[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     completions = [[{"role": "assistant", "content": text}] for text in texts] if conversational else texts
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
@@ -90,7 +140,7 @@ def _rewards(trainer: GRPOTrainer, model: Any, rows: list[dict[str, Any]], gener
 
 
 def _tokenize(trainer: GRPOTrainer, prompts: list, conversational: bool) -> Any:
-    options = {"padding": True, "return_tensors": "pt"}
+    options = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
     if not conversational:
         return trainer.processing_class(text=prompts, **options)
     return trainer.processing_class.apply_chat_template(

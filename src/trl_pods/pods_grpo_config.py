@@ -1,3 +1,4 @@
+import copy
 import math
 import pickle
 from dataclasses import dataclass, field
@@ -77,12 +78,13 @@ class PODSGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         self._check_group_sizes()
+        sets_round_size = self.generation_batch_size is not None  # TRL fills it in
         try:
             super().__post_init__()
         except ValueError as error:
-            self._explain_partial_groups(error)
+            self._explain_partial_groups(error, sets_round_size)
             raise
-        self._check_even_shares()
+        self._check_even_shares(sets_round_size)
         self._check_selector()
         self._check_advantage_statistics()
 
@@ -99,6 +101,18 @@ class PODSGRPOConfig(GRPOConfig):
             state["selector"] = selector_name(self.selector)
         return state
 
+    def __copy__(self) -> "PODSGRPOConfig":
+        return self._duplicate(self.__dict__.copy())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PODSGRPOConfig":
+        return self._duplicate(copy.deepcopy(self.__dict__, memo))
+
+    def _duplicate(self, state: dict[str, Any]) -> "PODSGRPOConfig":
+        # By default a copy is made from what is pickled, and a lambda would be lost.
+        duplicate = object.__new__(type(self))
+        duplicate.__dict__.update(state)
+        return duplicate
+
     def _check_group_sizes(self) -> None:
         if self.num_generations < 2:
             raise ValueError(
@@ -112,46 +126,51 @@ class PODSGRPOConfig(GRPOConfig):
                 f"{4 * self.num_generations}, or a smaller num_generations."
             )
 
-    def _explain_partial_groups(self, error: ValueError) -> None:
+    def _explain_partial_groups(self, error: ValueError, sets_round_size: bool) -> None:
         """Replace TRL's message for a round that holds no whole number of groups by one that says what works."""
         kept_rows = self.generation_batch_size
         if not kept_rows or self.steps_per_generation is None or kept_rows % self.num_generations == 0:
             return
-        kept_rows_per_unit = kept_rows // self.per_device_train_batch_size
-        batch_size = _next_multiple(
-            self.per_device_train_batch_size,
-            self.num_generations // math.gcd(self.num_generations, kept_rows_per_unit),
-        )
         raise ValueError(
             f"The {kept_rows} rollouts kept in a round (per_device_train_batch_size={self.per_device_train_batch_size}"
-            f" x {self.world_size} processes x steps_per_generation={self.steps_per_generation}) are no multiple of "
-            f"num_generations={self.num_generations}. Use per_device_train_batch_size={batch_size}, or a "
+            f" x {self.world_size} processes x steps_per_generation={self.steps_per_generation}) are not a multiple "
+            f"of num_generations={self.num_generations}. Use {self._fitting_size(sets_round_size)}, or a "
             f"num_generations that divides {kept_rows}."
         ) from error
 
-    def _check_even_shares(self) -> None:
-        """Every process must generate equally many rollouts, also where a group lies on several processes."""
+    def _check_even_shares(self, sets_round_size: bool) -> None:
+        """Every process must generate equally many rollouts, also where a group spans several processes."""
         if self.num_rollouts is None:
             return
         kept_rows = self.per_device_train_batch_size * self.steps_per_generation
         if kept_rows * self.num_rollouts % self.num_generations == 0:
             return
         unit = self.num_generations // math.gcd(self.num_generations, kept_rows)
-        batch_unit = self.num_generations // math.gcd(
-            self.num_generations, self.steps_per_generation * self.num_rollouts
-        )
         raise ValueError(
             f"num_rollouts={self.num_rollouts} cannot be shared evenly by {self.world_size} processes that each train "
             f"on {kept_rows} rollouts a round (per_device_train_batch_size={self.per_device_train_batch_size} x "
             f"steps_per_generation={self.steps_per_generation}) with num_generations={self.num_generations}. Use "
-            f"num_rollouts={_next_multiple(self.num_rollouts, unit)}, or per_device_train_batch_size="
-            f"{_next_multiple(self.per_device_train_batch_size, batch_unit)}."
+            f"num_rollouts={_next_multiple(self.num_rollouts, unit)}, or {self._fitting_size(sets_round_size)}."
         )
+
+    def _fitting_size(self, sets_round_size: bool) -> str:
+        """The next size with which a round holds whole groups and every process an equal share of their rollouts."""
+        m, num_rollouts = self.num_generations, self.num_rollouts or self.num_generations
+        # Kept rows of a process come in multiples of the first, those of all processes of the second.
+        of_process = m // math.gcd(m, num_rollouts)
+        of_all = math.lcm(m, of_process * self.world_size)
+        per_micro_step = self.per_device_train_batch_size * self.world_size
+        if sets_round_size:
+            size = _next_multiple(self.generation_batch_size, math.lcm(of_all, per_micro_step))
+            return f"generation_batch_size={size}"
+        factor = self.world_size * self.steps_per_generation
+        batch_size = _next_multiple(self.per_device_train_batch_size, of_all // math.gcd(of_all, factor))
+        return f"per_device_train_batch_size={batch_size}"
 
     def _check_selector(self) -> None:
         if self.selector_kwargs is not None and not isinstance(self.selector_kwargs, dict):
             raise ValueError(
-                f"selector_kwargs={self.selector_kwargs!r} is no mapping. Use keywords and values, for instance "
+                f"selector_kwargs={self.selector_kwargs!r} is not a mapping. Use keywords and values, for instance "
                 '{"my_keyword": 1}.'
             )
         resolve_selector(self.selector, self.selector_kwargs)

@@ -15,9 +15,10 @@ PODS inside TRL's GRPOTrainer. The only module that touches TRL's private method
       v
     micro-batches, loss, optimizer         TRL, untouched
 
-With n = m and in evaluation everything is TRL's; only the clock runs along.
+With n = m and in evaluation everything is TRL's; in training the clock runs along.
 """
 
+import copy
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -81,7 +82,11 @@ class PODSMixin(_Base):
 
     What changes: in training each prompt gets `num_rollouts` completions; a selector keeps `num_generations` of them
     before anything is padded or run through a model, and GRPO goes on with these alone. Settings are read from
-    [`PODSGRPOConfig`]; with any other config, or none, the trainer does what it did before.
+    [`PODSGRPOConfig`]; with any other config, or none, the trainer does what it did before, and logs the times of a
+    round besides.
+
+    A `rollout_func` reads the number of completions that it is asked for from `trainer.num_generations`, as with TRL;
+    in training this is then `num_rollouts`, while `trainer.args.num_generations` stays the number kept.
     """
 
     _tag_names = ["trl", "grpo", "pods"]
@@ -106,7 +111,10 @@ Y. K. Li and Y. Wu and Daya Guo},
 }""",
     }
 
-    _batch_environments: list[str | None]  # of TRL: the environment of each row
+    # Of TRL:
+    _batch_environments: list[str | None]
+    log_multimodal: bool
+
     _round: _Round | None = None  # the round under way, if it down-samples
     _last_draw: tuple[int, int] = (-1, 0)  # global step of the last selection, and selections since in that step
 
@@ -115,6 +123,7 @@ Y. K. Li and Y. Wu and Daya Guo},
             super().__init__(*args, **kwargs)
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
         if self._downsamples:
+            _ = self._selector  # now, so that a rule that cannot be found is not noticed after a round of generation
             self._make_room_in_logs()
 
     @property
@@ -156,11 +165,15 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     def _down_sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._round = round_ = _Round(rows=self._widen(inputs))
+        # Images of all rollouts are logged below. TRL gathers those of the kept rollouts on the processes that have
+        # any, and selection may leave some processes without.
+        log_multimodal, self.log_multimodal = self.log_multimodal, False
         try:
             output = super()._generate_and_score_completions(round_.rows)
         finally:
-            self._round = None
-        assert round_.selection is not None, "TRL no longer calls `_generate` to generate"
+            self._round, self.log_multimodal = None, log_multimodal
+        if round_.selection is None:
+            raise RuntimeError("The installed TRL does not generate by `GRPOTrainer._generate`, as trl_pods expects.")
         if self.args.advantage_statistics == "all":
             self._take_advantages_over_all(output, round_.selection, num_local=len(inputs))
         self._log_all_rewards(round_.selection)
@@ -170,7 +183,8 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     def _widen(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """
-        Rows for the rollouts that this process generates, as separate dictionaries, since TRL writes into them.
+        Rows for the rollouts that this process generates, each with objects of its own, as TRL's loader makes them:
+        TRL, a `rollout_func` and environments write into them.
 
         A prompt comes as m adjacent rows, perhaps on several processes. The row at slot s among all rows stands for
         the rollouts s * n // m .. (s + 1) * n // m - 1, so that each process knows its own without asking the others.
@@ -178,7 +192,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         n, m = self.num_rollouts, self.args.num_generations
         first_slot = self.accelerator.process_index * len(inputs)
         return [
-            dict(row)
+            copy.deepcopy(row)
             for slot, row in enumerate(inputs, start=first_slot)
             for _ in range((slot + 1) * n // m - slot * n // m)
         ]
@@ -208,7 +222,10 @@ Y. K. Li and Y. Wu and Daya Guo},
                 f"`GRPOTrainer._generate` of the installed TRL returns {len(outputs)} values; trl_pods knows "
                 f"{len(_PER_ROW) + 1}. Install a TRL that trl_pods supports."
             )
-        columns = dict(zip(_PER_ROW, per_row, strict=True))
+        # Lists, since a `rollout_func` may return tensors.
+        columns: dict[str, Any] = {
+            name: None if column is None else list(column) for name, column in zip(_PER_ROW, per_row, strict=True)
+        }
         _check_one_entry_per_row(columns, len(prompts))
         _merge_extra_fields(round_.rows, outputs[_EXTRA_FIELDS])
         # Copies: a reward function may hold on to its lists, and those of TRL shrink below.
@@ -217,7 +234,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         )
         self._pad_extra_logs(len(prompts))
         with self._timer.phase("select"):
-            round_.selection = self._select(rewards_per_func, list(prompts), columns)
+            round_.selection = self._select(round_.rows, rewards_per_func, list(prompts), columns)
             self._drop_others(round_, prompts, columns)
         kept_outputs = [columns[name] for name in _PER_ROW]
         # Extra fields are in the rows already.
@@ -244,7 +261,7 @@ Y. K. Li and Y. Wu and Daya Guo},
             return self._round.selection.of_kept(self._round.selection.rewards_per_func)
         with self._timer.phase("reward"):
             rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return self._without_infinite(rewards_per_func) if self.model.training else rewards_per_func
+        return rewards_per_func if self._round is None else self._without_infinite(rewards_per_func)
 
     def _without_infinite(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
         """An infinite reward would be the extreme that selection seeks and make NaN of the group: no score instead."""
@@ -260,14 +277,16 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     def _completion_lengths(self, completion_ids: list, tool_mask: list | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Generated tokens of all rollouts, and whether each was cut off before its end (both as TRL counts)."""
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]  # no set: a tensor's item would not be found in it
         counts = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
         truncated = [ids[-1] not in ends for ids in completion_ids]
         local = torch.tensor([counts, truncated], device=self.accelerator.device).T.contiguous()
         lengths, truncated_all = self.accelerator.gather(local).cpu().unbind(dim=1)
         return lengths, truncated_all.bool()
 
-    def _select(self, rewards_per_func: torch.Tensor, prompts: list, columns: dict[str, Any]) -> _Selection:
+    def _select(
+        self, rows: list[dict[str, Any]], rewards_per_func: torch.Tensor, prompts: list, columns: dict[str, Any]
+    ) -> _Selection:
         """Choose among the rollouts of all processes; every process gets the same."""
         n = self.num_rollouts
         lengths, truncated = self._completion_lengths(columns["completion_ids"], columns["tool_mask"])
@@ -294,7 +313,8 @@ Y. K. Li and Y. Wu and Daya Guo},
         }
         table = {}
         if self.log_completions:
-            table = {"prompt": prompts, "completion": columns["completions"], "images": columns["images"]}
+            images = columns["images"] or _dataset_images(rows) or [None] * len(rows)
+            table = {"prompt": prompts, "completion": columns["completions"], "images": images}
         return _Selection(rewards_per_func, kept, metrics, table)
 
     def _on_main_process(self, choose: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -388,8 +408,9 @@ Y. K. Li and Y. Wu and Daya Guo},
         kept[selection.kept] = True
         self._logs["prompt"].extend(gather_object(selection.table["prompt"]))
         self._logs["completion"].extend(gather_object(selection.table["completion"]))
-        if self.log_multimodal and selection.table["images"] is not None:
-            self._logs["images"].extend(gather_object(selection.table["images"]))
+        if self.log_multimodal:
+            images = gather_object(selection.table["images"])
+            self._logs["images"].extend(images if any(images) else [])
         self._logs["advantages"].extend(advantages.tolist())
         for name, rewards in zip(self.reward_func_names, selection.rewards_per_func.T, strict=True):
             self._logs["rewards"][name].extend(rewards.tolist())
@@ -414,10 +435,10 @@ Y. K. Li and Y. Wu and Daya Guo},
         """Columns that reward functions logged on other processes only; TRL would fill them up for the kept rows."""
         for column in sorted(set(gather_object(list(self._pending_extra_logs)))):
             values = self._pending_extra_logs.setdefault(column, [None] * num_rows)
-            if len(values) != num_rows:
+            if self.log_completions and len(values) != num_rows:
                 raise ValueError(
                     f"log_extra({column!r}, ...) got {len(values)} values for {num_rows} completions. Log one value "
-                    "per completion."
+                    "per completion, and a column from one reward function alone."
                 )
 
     # Clock
@@ -451,26 +472,38 @@ class PODSGRPOTrainer(PODSMixin, GRPOTrainer):
     [`PODSGRPOConfig`]. A [`~trl.GRPOConfig`], or `None`, gives plain GRPO, and so does `num_rollouts` equal to
     `num_generations`, to the last bit.
 
-    Logged besides TRL's metrics, which describe all rollouts: `pods/kept_reward`, `pods/kept_reward_std`,
+    TRL's metrics of rewards, completions and tokens describe all rollouts; those of the update (`kl`, `entropy`,
+    `clip_ratio/*`, `sampling/*`) the kept ones. Logged besides: `pods/kept_reward`, `pods/kept_reward_std`,
     `pods/kept_length` (tokens), `pods/ineligible` (share of rollouts without a usable score), and the seconds of a
     round: `time/generate`, `time/reward`, `time/select`, `time/score` (old and reference log-probs), `time/update`.
 
     Example:
 
     ```python
-    >>> from datasets import Dataset
+    >>> from tempfile import mkdtemp
     >>> from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
+    >>> from trl_pods.data.addition import addition_reward, embedded_policy_path, load_addition
 
-    >>> def number_of_digits(completions, **kwargs):
-    ...     return [sum(c.isdigit() for c in completion) for completion in completions]
-
-    >>> trainer = PODSGRPOTrainer(  # doctest: +SKIP
-    ...     model="Qwen/Qwen2.5-0.5B-Instruct",
-    ...     reward_funcs=number_of_digits,
-    ...     args=PODSGRPOConfig(num_rollouts=32, num_generations=8),
-    ...     train_dataset=Dataset.from_dict({"prompt": ["Count:"] * 8}),
+    >>> trainer = PODSGRPOTrainer(
+    ...     model=str(embedded_policy_path()),
+    ...     reward_funcs=addition_reward,
+    ...     args=PODSGRPOConfig(
+    ...         output_dir=mkdtemp(),
+    ...         num_rollouts=16,
+    ...         num_generations=4,
+    ...         per_device_train_batch_size=8,
+    ...         max_completion_length=4,
+    ...         max_steps=1,
+    ...         save_strategy="no",
+    ...         report_to="none",
+    ...         use_cpu=True,
+    ...         bf16=False,
+    ...     ),
+    ...     train_dataset=load_addition("train"),
     ... )
-    >>> trainer.train()  # doctest: +SKIP
+    >>> trainer.train().global_step  # doctest: +ELLIPSIS
+    {'train_runtime': ...}
+    1
 
     ```
     """

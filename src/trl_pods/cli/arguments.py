@@ -6,7 +6,7 @@ here, not made into a configuration: that would check them for the one process t
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trl import TrlParser
@@ -17,10 +17,10 @@ from .launcher import LaunchPlan, launcher_options
 
 @dataclass
 class _Recipe:
-    training: dict[str, Any]
-    launcher: dict[str, Any]
-    environment: dict[str, Any]
-    args: list[str]  # what names the recipe to the training script
+    training: dict[str, Any] = field(default_factory=dict)
+    launcher: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    args: list[str] = field(default_factory=list)  # what names the recipe to the training script
 
 
 def separate(args: list[str], parser: TrlParser) -> LaunchPlan:
@@ -41,13 +41,14 @@ def separate(args: list[str], parser: TrlParser) -> LaunchPlan:
         ValueError: If a setting is known to neither, or its value is of the wrong type.
     """
     config, rest = take_config(args)
-    recipe = _read(config, parser) if config is not None else _Recipe({}, {}, {}, [])
+    recipe = _read(config, parser) if config is not None else _Recipe()
     training, launcher = _split_command_line(rest, parser)
-    _check_values(training, recipe.training, parser)
+    values = _check_values(training, recipe.training, parser)
     return LaunchPlan(
         launcher=_as_options(recipe.launcher) + launcher,
         training=recipe.args + training,
         environment={name: str(value) for name, value in recipe.environment.items()},
+        on_cpu=values.use_cpu,
     )
 
 
@@ -79,21 +80,22 @@ def _split_command_line(args: list[str], parser: TrlParser) -> tuple[list[str], 
             check_known(flag, sorted(training_flags | launcher_flags), "on the command line")
             owner = training if flag in training_flags else launcher
         if owner is None:
-            raise ValueError(f"{arg!r} belongs to no option. A recipe is given by --config {arg}.")
+            raise ValueError(f"Unexpected argument {arg!r}. A recipe is given by --config {arg}.")
         owner.append(arg)
     return training, launcher
 
 
-def _check_values(args: list[str], defaults: dict[str, Any], parser: TrlParser) -> None:
-    """Types and choices alone."""
+def _check_values(args: list[str], defaults: dict[str, Any], parser: TrlParser) -> argparse.Namespace:
+    """Check types and choices alone."""
     parser.set_defaults_with_config(**defaults)
     parser.exit_on_error = False
     try:
-        _, unused = parser.parse_known_args(args)
+        values, unused = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
     if unused:
-        raise ValueError(f"{unused[0]!r} on the command line belongs to no option.")
+        raise ValueError(f"Unexpected argument {unused[0]!r} on the command line.")
+    return values
 
 
 def _as_options(settings: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import torch
+import yaml
 from accelerate.commands.config import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command, launch_command_parser
 from accelerate.utils import DistributedType
@@ -26,11 +27,12 @@ SECONDS_TO_END = 10
 
 @dataclass
 class LaunchPlan:
-    """What to start: arguments of `accelerate launch`, arguments of the training script, environment variables."""
+    """What to start: arguments of `accelerate launch` and of the training script, environment variables."""
 
     launcher: list[str] = field(default_factory=list)
     training: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    on_cpu: bool = False  # whether the training is told to use the CPU
 
 
 @cache
@@ -63,7 +65,7 @@ def launch(module: str, plan: LaunchPlan) -> int:
         # Without it a process that finds no GPU takes itself for the only one.
         os.environ["ACCELERATE_USE_CPU"] = "true"
     # A scheduler ends a job by SIGTERM to this process; it must take the training along as Ctrl-C does.
-    on_sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    on_sigterm = signal.signal(signal.SIGTERM, _raise_signal)
     try:
         launch_command(args)
     except subprocess.CalledProcessError as error:
@@ -71,6 +73,7 @@ def launch(module: str, plan: LaunchPlan) -> int:
     except ChildFailedError as error:
         return _report_failure(error.get_first_failure()[1].exitcode)
     except SignalException as error:
+        _end_children()
         return 128 + error.sigval
     except KeyboardInterrupt:
         _end_children()
@@ -104,8 +107,8 @@ def parse_launcher_args(module: str, plan: LaunchPlan) -> argparse.Namespace:
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
     if args.training_script != module:  # the parser takes any loose value for the script
-        raise ValueError(f"{args.training_script!r} belongs to no option.")
-    _settle_processes(args)
+        raise ValueError(f"{args.training_script!r} is an unexpected argument.")
+    _settle_processes(args, plan.on_cpu)
     return args
 
 
@@ -128,7 +131,7 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settle_processes(args: argparse.Namespace) -> None:
+def _settle_processes(args: argparse.Namespace, on_cpu: bool) -> None:
     """
     Make `num_processes` mean what it says.
 
@@ -142,17 +145,18 @@ def _settle_processes(args: argparse.Namespace) -> None:
     chosen = args.multi_gpu or args.tpu or args.use_deepspeed or args.use_fsdp or args.use_megatron_lm
     if chosen or args.mpirun_hostfile or not _is_plain(config):
         return
-    num_processes = args.num_processes or _default_num_processes(args, config)
+    on_cpu = on_cpu or args.cpu or bool(config and config.use_cpu)
+    num_processes = args.num_processes or _default_num_processes(config, on_cpu)
     if num_processes > 1:
-        _use_torchrun(args, num_processes, on_cpu=args.cpu or bool(config and config.use_cpu))
+        _use_torchrun(args, num_processes, on_cpu)
     else:
         _use_one_process(args)
 
 
-def _default_num_processes(args: argparse.Namespace, config: Any) -> int:
+def _default_num_processes(config: Any, on_cpu: bool) -> int:
     """Without a config file one for each GPU, as accelerate does; with one of a single process, that one."""
     if config is None:
-        return 1 if args.cpu else max(1, torch.cuda.device_count())
+        return 1 if on_cpu else max(1, torch.accelerator.device_count())
     return config.num_processes if config.distributed_type == DistributedType.MULTI_CPU else 1
 
 
@@ -160,7 +164,10 @@ def _accelerate_config(args: argparse.Namespace) -> Any:
     """The config file that accelerate will read, if any."""
     if args.config_file is None and (args.cpu or not Path(default_config_file).is_file()):
         return None
-    return load_config_from_file(args.config_file)
+    try:
+        return load_config_from_file(args.config_file)
+    except (AttributeError, TypeError, yaml.YAMLError) as error:
+        raise ValueError(f"{args.config_file or default_config_file} is not a valid accelerate config.") from error
 
 
 def _take_defaults(args: argparse.Namespace) -> None:
@@ -192,8 +199,12 @@ def _use_one_process(args: argparse.Namespace) -> None:
         args.gpu_ids = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 
+def _raise_signal(number: int, frame: Any) -> None:
+    raise SignalException(f"Received signal {number}", signal.Signals(number))
+
+
 def _report_failure(exit_code: int) -> int:
-    print(f"trl-pods: error: training failed with exit code {exit_code}; its messages stand above.", file=sys.stderr)
+    print(f"trl-pods: error: training failed with exit code {exit_code}; see its output above.", file=sys.stderr)
     return exit_code if exit_code > 0 else 128 - exit_code  # a negative one is a signal
 
 

@@ -1,7 +1,7 @@
 """
 The embedded task: sums of two two-digit numbers, and a tiny policy that gets few of them right.
 
-It needs no download, and a policy with 0.2 million parameters learns it in minutes on two CPU cores. Prompts are plain
+It needs no download, and a policy with 0.1 million parameters learns it in minutes on two CPU cores. Prompts are plain
 text such as `"27+58="`; the answer is the sum, digit by digit.
 """
 

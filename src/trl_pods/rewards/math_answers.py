@@ -120,6 +120,8 @@ _OPERATOR = re.compile(r"[+*^=]")
 _LEADING = re.compile(r"^(?:[\s,;:!?=']|\.(?![0-9])|(?:and|or)\b)+")
 _TRAILING = re.compile(r"(?:[\s,;:?.=']|\\+(?=\s*$)|\b(?:and|or)(?=\s*$))+$")
 _SPACED_UNIT = re.compile(r"(?<=[0-9}])\s+[mglLhs](?:\s*/\s*[hs])?(?:\s*\^\s*\{?-?[23]\}?)?$")
+# A space between two digits separates two numbers.
+_BLANK = re.compile(r"(?<![0-9]) | (?![0-9])")
 _EQUALS = re.compile(r"(?<![<>!\\])=+")
 _SEPARATOR = re.compile(r",(?![0-9]{3}(?![0-9]))|;|\b(?:and|or)\b")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
@@ -248,7 +250,7 @@ def is_correct(gold: Reading, answer: Reading) -> bool:
         return False
     if gold.number and answer.number and not ("=" in gold.text and "=" in answer.text):
         return same_number(gold.number, answer.number)
-    if gold.text.replace(" ", "") == answer.text.replace(" ", ""):
+    if _BLANK.sub("", gold.text) == _BLANK.sub("", answer.text):
         return gold.is_readable
     if _RUNAWAY.search(answer.text):
         return False

@@ -14,7 +14,7 @@ Example:
 >>> [function.__name__ for function in recipe.reward_funcs]
 ['math_accuracy_reward', 'graded_format_reward', 'tag_count_reward']
 >>> recipe.reward_weights
-[1.0, 0.1, 0.1]
+(1.0, 0.1, 0.1)
 
 ```
 """
@@ -33,36 +33,25 @@ class RewardRecipe:
     Reward functions and what each counts for in the sum.
 
     Args:
-        functions (`tuple[Callable, ...]`):
-            The reward functions.
-        weights (`tuple[float, ...]`):
-            One weight per function.
+        reward_funcs (`tuple[Callable, ...]`):
+            The reward functions; the trainer takes them as a list, into which it writes.
+        reward_weights (`tuple[float, ...]`):
+            One weight per function, for the field of the config of this name.
     """
 
-    functions: tuple[Callable[..., list], ...]
-    weights: tuple[float, ...]
-
-    @property
-    def reward_funcs(self) -> list[Callable[..., list]]:
-        """The functions as the trainer's argument `reward_funcs`."""
-        # A new list each time: GRPOTrainer writes into the one it is given.
-        return list(self.functions)
-
-    @property
-    def reward_weights(self) -> list[float]:
-        """The weights as the config's field `reward_weights`."""
-        return list(self.weights)
+    reward_funcs: tuple[Callable[..., list], ...]
+    reward_weights: tuple[float, ...]
 
 
 PAPER_REWARDS = MappingProxyType(
     {
         "single_gpu": RewardRecipe(
-            functions=(math_accuracy_reward, graded_format_reward, tag_count_reward),
-            weights=(1.0, 0.1, 0.1),
+            reward_funcs=(math_accuracy_reward, graded_format_reward, tag_count_reward),
+            reward_weights=(1.0, 0.1, 0.1),
         ),
         "multi_gpu": RewardRecipe(
-            functions=(math_accuracy_reward, strict_format_reward, strict_tag_count_reward),
-            weights=(1.0, 1.0, 1.0),
+            reward_funcs=(math_accuracy_reward, strict_format_reward, strict_tag_count_reward),
+            reward_weights=(1.0, 1.0, 1.0),
         ),
     }
 )

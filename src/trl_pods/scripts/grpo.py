@@ -16,7 +16,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from ..pods_grpo_config import PODSGRPOConfig
 from .recipe import check_known, find_recipe, read_recipe, take_config
-from .task import EMBEDDED_POLICY, LOADERS, REWARDS, first_rows, load_reward, locate_policy, open_dataset
+from .task import EMBEDDED_POLICY, LOADERS, REWARDS, load_reward, locate_policy, open_dataset
 
 
 if TYPE_CHECKING:
@@ -40,15 +40,12 @@ class PODSScriptArguments(GRPOScriptArguments):
             The splits are `dataset_train_split` and `dataset_test_split`.
         dataset_kwargs (`dict[str, Any]` or `str`, *optional*):
             Further keywords for the loader. On the command line a JSON string.
-        max_train_samples (`int`, *optional*):
-            Train on the first rows alone. `None` is all.
-        max_eval_samples (`int`, *optional*):
-            Evaluate on the first rows alone. `None` is all.
         num_accuracy_problems (`int`, *optional*, defaults to `0`):
-            Problems of the test split on which the accuracy is measured before and after training; 0 for none.
+            Problems of the test split on which the accuracy is measured before and after training; 0 for none. The
+            first reward function judges, and 1 or more counts as right.
 
     Raises:
-        ValueError: If `dataset_kwargs` is no mapping.
+        ValueError: If `dataset_kwargs` is not a mapping.
 
     Example:
 
@@ -76,17 +73,11 @@ class PODSScriptArguments(GRPOScriptArguments):
     dataset_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Further keywords for the loader, as JSON."}
     )
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on the first rows alone. `None` is all."}
-    )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate on the first rows alone. `None` is all."}
-    )
     num_accuracy_problems: int = field(
         default=0,
         metadata={
             "help": "Problems of the test split on which the accuracy is measured before and after training; 0 for "
-            "none."
+            "none. The first reward function judges, and 1 or more counts as right."
         },
     )
 
@@ -116,7 +107,7 @@ def make_parser(prog: str | None = None) -> TrlParser:
         dataclass_types,
         prog=prog,
         usage="%(prog)s --config recipe.yaml [--field value ...]",
-        description="Train with PODS. Settings stand in a YAML file (--config: its path, or the name of a shipped "
+        description="Train with PODS. Settings come from a YAML file (--config: its path, or the name of a shipped "
         f"recipe; for the policy in the package, model_name_or_path is '{EMBEDDED_POLICY}') or on the command line, "
         "which wins over the file. `trl-pods grpo` takes options of `accelerate launch` in both places too, such as "
         "--num_processes 2, and --accelerate_config with a file or the name of one in TRL, such as zero2.",
@@ -178,10 +169,11 @@ def main(
     load_split = open_dataset(script_args, dataset_args)
     trainer = _build_trainer(script_args, training_args, model_args, load_split)
     problems = load_split(script_args.dataset_test_split) if script_args.num_accuracy_problems > 0 else None
-    before = _measure(trainer, problems, script_args.num_accuracy_problems)
+    before = _measure(trainer, problems, script_args.num_accuracy_problems, "before")
     trainer.train(resume_from_checkpoint=_checkpoint(training_args.resume_from_checkpoint))
-    after = _measure(trainer, problems, script_args.num_accuracy_problems)
     _save(trainer, script_args.dataset_name)
+    after = _measure(trainer, problems, script_args.num_accuracy_problems, "after")
+    trainer.save_state()
     trainer.accelerator.print(_summary(training_args, before, after))
     _end(trainer)
 
@@ -200,10 +192,8 @@ def _build_trainer(
         model=policy,
         reward_funcs=_rewards(script_args),
         args=training_args,
-        train_dataset=first_rows(load_split(script_args.dataset_train_split), script_args.max_train_samples),
-        eval_dataset=first_rows(load_split(script_args.dataset_test_split), script_args.max_eval_samples)
-        if evaluates
-        else None,
+        train_dataset=load_split(script_args.dataset_train_split),
+        eval_dataset=load_split(script_args.dataset_test_split) if evaluates else None,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
@@ -232,12 +222,20 @@ def _model_init_kwargs(training_args: PODSGRPOConfig, model_args: ModelConfig) -
     }
 
 
-def _measure(trainer: "PODSGRPOTrainer", problems: "Dataset | None", num_problems: int) -> Any:
+def _measure(trainer: "PODSGRPOTrainer", problems: "Dataset | None", num_problems: int, when: str) -> Any:
     if problems is None:
         return None
     from ..held_out_accuracy import measure_accuracy
 
-    return measure_accuracy(trainer, problems, num_problems)
+    accuracy = measure_accuracy(trainer, problems, num_problems)
+    trainer.state.log_history.append(
+        {
+            "step": trainer.state.global_step,
+            f"held_out_accuracy/sampled_{when}": accuracy.sampled,
+            f"held_out_accuracy/greedy_{when}": accuracy.greedy,
+        }
+    )
+    return accuracy
 
 
 def _checkpoint(value: str | bool | None) -> str | bool | None:
@@ -247,7 +245,7 @@ def _checkpoint(value: str | bool | None) -> str | bool | None:
 
 def _save(trainer: "PODSGRPOTrainer", dataset_name: str | None) -> None:
     trainer.save_model(trainer.args.output_dir)
-    trainer.save_state()
+    trainer.save_state()  # once more after the accuracy is measured, which may fail
     if trainer.args.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset_name)
         trainer.accelerator.print(f"Pushed to https://huggingface.co/{trainer.hub_model_id}")

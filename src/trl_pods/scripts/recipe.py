@@ -58,12 +58,12 @@ def read_recipe(path: Path) -> dict[str, Any]:
         `dict[str, Any]`: the settings as they stand in the file.
 
     Raises:
-        ValueError: If the file is no valid YAML, or no mapping with strings as keys, or its `env` is no mapping.
+        ValueError: If the file is not valid YAML or not a mapping with strings as keys, or its `env` is not a mapping.
     """
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {error}") from error
+        raise ValueError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
         raise ValueError(f"{path} must be a mapping, lines of `setting: value`; it is {_kind(recipe)}.")
     if not isinstance(recipe.get("env", {}), dict):
@@ -122,7 +122,7 @@ def check_known(name: str, known: Iterable[str], where: str) -> None:
     ```python
     >>> check_known("sede", ["num_rollouts", "seed"], "in recipe.yaml")
     Traceback (most recent call last):
-    ValueError: 'sede' in recipe.yaml is no setting of the training or of its launch. Did you mean 'seed'?
+    ValueError: 'sede' in recipe.yaml is neither a training setting nor a launch option. Did you mean 'seed'?
 
     ```
     """
@@ -131,7 +131,7 @@ def check_known(name: str, known: Iterable[str], where: str) -> None:
         return
     close = difflib.get_close_matches(name, known, n=1)
     raise ValueError(
-        f"{name!r} {where} is no setting of the training or of its launch."
+        f"{name!r} {where} is neither a training setting nor a launch option."
         + (f" Did you mean {close[0]!r}?" if close else "")
     )
 

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,16 +90,9 @@ def open_dataset(script_args: "PODSScriptArguments", dataset_args: DatasetMixtur
         raise ValueError(
             f"dataset_loader={script_args.dataset_loader!r} is set beside dataset_name or datasets. Set one of them."
         )
-    kwargs: Any = script_args.dataset_kwargs or {}  # a string no longer, see `PODSScriptArguments`
+    kwargs: Any = script_args.dataset_kwargs or {}  # `PODSScriptArguments` has parsed it
     loader = _import_by_name(script_args.dataset_loader, LOADERS, "dataset_loader")
-    return lambda split: loader(split, **kwargs)
-
-
-def first_rows(dataset: "Dataset", num_rows: int | None) -> "Dataset":
-    """The first rows of a data set, which may be streamed; all of them for `None`."""
-    if num_rows is None:
-        return dataset
-    return dataset.take(min(num_rows, len(dataset)) if hasattr(dataset, "__len__") else num_rows)
+    return cache(lambda split: loader(split, **kwargs))
 
 
 def locate_policy(name: str | None) -> str:
