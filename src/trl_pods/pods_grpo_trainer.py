@@ -277,7 +277,9 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     def _completion_lengths(self, completion_ids: list, tool_mask: list | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Generated tokens of all rollouts, and whether each was cut off before its end (both as TRL counts)."""
-        ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]  # no set: a tensor's item would not be found in it
+        # Before trl 1.14 the tokenizer's token alone ends a completion.
+        eos_token_ids = getattr(self, "eos_token_ids", [self._tokenizer.eos_token_id])
+        ends = [*eos_token_ids, self._tokenizer.pad_token_id]  # no set: a tensor's item would not be found in it
         counts = [len(ids) for ids in completion_ids] if tool_mask is None else [int(sum(m)) for m in tool_mask]
         truncated = [ids[-1] not in ends for ids in completion_ids]
         local = torch.tensor([counts, truncated], device=self.accelerator.device).T.contiguous()
