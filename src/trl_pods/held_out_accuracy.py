@@ -9,7 +9,6 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
-from trl.models import unwrap_model_for_generation
 
 
 _BATCH_SIZE = 64
@@ -99,25 +98,18 @@ def _check_supported(trainer: GRPOTrainer) -> None:
 
 
 def _share_right(trainer: GRPOTrainer, rows: list[dict[str, Any]], generation: dict[str, Any]) -> float:
-    was_training = trainer.model.training
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    was_training = model.training
     devices: list[int] | None = [] if trainer.accelerator.device.type == "cpu" else None  # `None` is all of them
-    with torch.random.fork_rng(devices):
+    model.eval()
+    with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
-        with (
-            torch.no_grad(),
-            unwrap_model_for_generation(
-                trainer.model_wrapped,
-                trainer.accelerator,
-                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-            ) as model,
-        ):
-            model.eval()
-            rewards = [
-                reward
-                for start in range(0, len(rows), _BATCH_SIZE)
-                for reward in _rewards(trainer, model, rows[start : start + _BATCH_SIZE], generation)
-            ]
-    trainer.model.train(was_training)
+        rewards = [
+            reward
+            for start in range(0, len(rows), _BATCH_SIZE)
+            for reward in _rewards(trainer, model, rows[start : start + _BATCH_SIZE], generation)
+        ]
+    model.train(was_training)
     rewards = gather_object(rewards)
     return sum(reward is not None and reward >= 1 for reward in rewards) / len(rewards)
 
@@ -130,7 +122,7 @@ def _rewards(trainer: GRPOTrainer, model: Any, rows: list[dict[str, Any]], gener
         **inputs,
         max_new_tokens=trainer.max_completion_length,
         repetition_penalty=trainer.repetition_penalty,
-        eos_token_id=trainer.eos_token_ids,
+        eos_token_id=getattr(trainer, "eos_token_ids", None),  # since trl 1.14
         **generation,
     )
     texts = trainer.processing_class.batch_decode(outputs[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -28,8 +28,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+import trl
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object
+from packaging.specifiers import SpecifierSet
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
@@ -41,6 +43,9 @@ from .selectors import Selector, resolve_selector, select
 
 
 logger = get_logger(__name__)
+
+# Releases whose private methods are known; the same range as in the package's dependencies.
+SUPPORTED_TRL = SpecifierSet(">=1.10,<1.17")
 
 # What `GRPOTrainer._generate` returns, in this order: a list with one entry per row, or nothing for all rows.
 _PER_ROW = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "images", "tool_images")
@@ -119,6 +124,11 @@ Y. K. Li and Y. Wu and Daya Guo},
     _last_draw: tuple[int, int] = (-1, 0)  # global step of the last selection, and selections since in that step
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if trl.__version__ not in SUPPORTED_TRL:
+            raise ImportError(
+                f"trl {trl.__version__} is installed; trl_pods works with trl{SUPPORTED_TRL}, on whose private methods "
+                f"it builds. Install one by `pip install 'trl{SUPPORTED_TRL}'`, or a newer trl_pods."
+            )
         with _engine_sized_for_rollouts(self):
             super().__init__(*args, **kwargs)
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))

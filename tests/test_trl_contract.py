@@ -1,0 +1,125 @@
+"""What PODS builds on in TRL. A release of TRL that changes it must fail here, not in a training."""
+
+import ast
+import inspect
+import textwrap
+import tomllib
+from collections import defaultdict, deque
+from pathlib import Path
+
+import pytest
+import trl
+from packaging.specifiers import SpecifierSet
+from rig import F1, Script, make_trainer
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+
+from trl_pods.pods_grpo_trainer import SUPPORTED_TRL
+
+
+ROOT = Path(__file__).parents[1]
+N8_M4 = {"num_rollouts": 8, "num_generations": 4, "per_device_train_batch_size": 4}
+
+
+def positional(function):
+    return [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+
+
+def calls_in(method):
+    """Names of the methods of `self` that a method of TRL calls, in order."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [
+        f for f in calls if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == "self"
+    ]
+    return [f.attr for f in sorted(calls, key=lambda f: (f.lineno, f.col_offset))]
+
+
+def test_the_installed_trl_is_supported_and_the_range_is_that_of_the_package():
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (requirement,) = [d for d in dependencies if d.startswith("trl")]
+    assert SpecifierSet(requirement.removeprefix("trl")) == SUPPORTED_TRL
+    assert trl.__version__ in SUPPORTED_TRL
+
+
+@pytest.mark.parametrize("version", ["1.9.2", "1.17.0", "2.0.0"])
+def test_another_trl_is_refused_by_one_clear_message(version, tmp_path, monkeypatch):
+    monkeypatch.setattr(trl, "__version__", version)
+    with pytest.raises(ImportError, match=rf"trl {version} is installed; trl_pods works with trl.*1\.10"):
+        make_trainer(tmp_path, Script([F1]), **N8_M4)
+
+
+def test_the_methods_that_are_overridden_take_these_arguments():
+    assert positional(GRPOTrainer._generate_and_score_completions) == ["self", "inputs"]
+    assert positional(GRPOTrainer._generate) == ["self", "prompts"]
+    assert positional(GRPOTrainer._calculate_rewards) == [
+        "self",
+        "inputs",
+        "prompts",
+        "completions",
+        "completion_ids_list",
+    ]
+    assert positional(GRPOTrainer._log_completion_extra) == ["self", "column", "values"]
+    assert positional(GRPOTrainer.training_step)[:3] == ["self", "model", "inputs"]
+
+
+def test_a_round_generates_then_computes_log_probs_then_scores():
+    calls = calls_in(GRPOTrainer._generate_and_score_completions)
+    assert calls.count("_generate") == calls.count("_calculate_rewards") == 1
+    log_probs = [i for i, name in enumerate(calls) if name == "_get_per_token_logps_and_entropies"]
+    assert log_probs
+    assert calls.index("_generate") < log_probs[0]
+    assert log_probs[-1] < calls.index("_calculate_rewards")
+    assert "_generate_and_score_completions" in calls_in(GRPOTrainer._prepare_inputs)
+
+
+def test_generation_returns_eight_values_of_which_the_sixth_is_a_dictionary(tmp_path):
+    returned = []
+
+    class Spy(GRPOTrainer):
+        def _generate(self, prompts):
+            returned.append(super()._generate(prompts))
+            return returned[-1]
+
+    make_trainer(tmp_path, Script([F1]), Spy, num_generations=4, per_device_train_batch_size=4).train()
+    (outputs,) = returned
+    assert len(outputs) == 8
+    assert isinstance(outputs[5], dict)
+    assert [len(outputs[i]) for i in (0, 1, 3, 4)] == [4, 4, 4, 4]
+
+
+def test_the_trainer_has_the_attributes_that_are_used(tmp_path):
+    trainer = make_trainer(tmp_path, Script([F1]), GRPOTrainer, num_generations=4, per_device_train_batch_size=4)
+    for name in (
+        "_metrics",
+        "_step",
+        "_tokenizer",
+        "_pending_extra_logs",
+        "environment_factories",
+        "log_completions",
+        "log_multimodal",
+        "mask_truncated_completions",
+        "multi_objective_aggregation",
+        "num_generations",
+        "num_iterations",
+        "reward_func_names",
+        "reward_weights",
+        "scale_rewards",
+    ):
+        assert hasattr(trainer, name), name
+    kinds = {name: type(log) for name, log in trainer._logs.items()}
+    assert kinds == {
+        "images": deque,
+        "prompt": deque,
+        "completion": deque,
+        "rewards": defaultdict,
+        "advantages": deque,
+        "extra": defaultdict,
+    }
+
+
+def test_the_engine_is_built_from_the_name_that_is_replaced():
+    source = inspect.getsource(GRPOTrainer.__init__)
+    assert "VLLMGeneration(" in source
+    assert "max_num_seqs=" in source
+    assert hasattr(grpo_trainer, "VLLMGeneration")
