@@ -49,6 +49,9 @@ def test_a_large_group_needs_no_large_batch(tmp_path, b, a, n, m):
         ({"selector": "median"}, "selector='median'", "'max_variance'"),
         ({"selector": "random", "selector_kwargs": {"weights": 1}}, "weights", "selector_kwargs"),
         ({"selector_kwargs": "quick"}, "selector_kwargs='quick'", "my_keyword"),
+        ({"selection_reward_funcs": []}, r"selection_reward_funcs=\[\]", "None"),
+        ({"min_reward_std": -0.1}, "min_reward_std=-0.1", "0.05"),
+        ({"min_reward_std": float("nan")}, "min_reward_std=nan", "0.05"),
         ({"advantage_statistics": "most"}, "advantage_statistics='most'", "'kept'"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size", "per_device_train_batch_size"),
     ],
@@ -113,6 +116,10 @@ def test_a_copy_keeps_a_callable_rule(tmp_path):
         assert duplicate.selector is config.selector
         assert duplicate.num_generations == config.num_generations
     assert copy.deepcopy(config).selector_kwargs is not config.selector_kwargs
+
+
+def test_one_reward_function_to_look_at_may_be_named_without_a_list(tmp_path):
+    assert make(tmp_path, selection_reward_funcs="accuracy").selection_reward_funcs == ["accuracy"]
 
 
 def test_settings_of_a_rule_may_come_as_json(tmp_path):

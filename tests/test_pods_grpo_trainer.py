@@ -632,6 +632,63 @@ def test_shaping_in_an_all_wrong_group_is_visible_in_the_logs(tmp_path):
     assert run(scale_rewards="none")[0] == pytest.approx([-0.035, -0.025, 0.025, 0.035], abs=1e-6)
 
 
+SHAPED = Group([(0, 0.01 * i) for i in range(8)])  # all wrong; shaping differs by a hundredth
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"min_reward_std": 0.05}, {"selection_reward_funcs": ["f1"]}, {"min_reward_std": 0.05, "num_rollouts": 4}],
+)
+def test_a_group_without_signal_pushes_nothing_on_demand(tmp_path, settings, scale_rewards):
+    groups = [SHAPED, Group([(i % 2, 0.01 * i) for i in range(8)])]
+    settings = N8_M4 | {"per_device_train_batch_size": 8, "scale_rewards": scale_rewards} | settings
+    trainer = train(tmp_path, Script(groups, num_functions=2), **settings, **LOGGED)
+    advantages = read_table(trainer)["advantage"].dropna()
+    assert advantages[:4].tolist() == [0, 0, 0, 0]
+    assert (advantages[4:].abs() > 0.1).all()
+    assert only_log(trainer)["pods/no_signal"] == 0.5
+    assert only_log(trainer)["grad_norm"] > 0
+
+
+def test_signal_is_demanded_of_all_advantages_over_all_too(tmp_path):
+    script = Script([SHAPED], num_functions=2)
+    trainer = train(tmp_path, script, advantage_statistics="all", min_reward_std=0.05, **N8_M4)
+    assert (only_log(trainer)["loss"], only_log(trainer)["grad_norm"]) == (0, 0)
+
+
+def test_without_a_demand_groups_without_signal_are_counted_only(tmp_path):
+    trainer = train(tmp_path, Script([SHAPED], num_functions=2), **N8_M4)
+    assert only_log(trainer)["pods/no_signal"] == 0
+    assert only_log(trainer)["grad_norm"] > 0
+    assert only_log(train(tmp_path, Script([Group([1] * 8)]), **N8_M4))["pods/no_signal"] == 1
+
+
+def test_selection_may_look_at_some_reward_functions_and_training_at_all(tmp_path):
+    group = Group([(0, 9), (1, 0), (0.5, 5), (0.4, 0), (None, 8), (0.6, 0), (0.5, 7), (0.5, 0)])
+    trainer = train(
+        tmp_path,
+        Script([group], num_functions=2),
+        selection_reward_funcs=["f1"],
+        **(N8_M4 | N4_M2 | {"num_rollouts": 8}),
+        **LOGGED,
+    )
+    assert kept_rows(trainer) == [0, 1]  # the extremes of f1, not of the sum
+    assert read_table(trainer)["advantage"].dropna().tolist() == pytest.approx([0.707, -0.707], abs=1e-3)
+    assert only_log(trainer)["pods/ineligible"] == 1 / 8
+
+
+def test_an_unknown_reward_function_to_look_at_is_refused_at_construction(tmp_path):
+    with pytest.raises(ValueError, match=r"names \['accuracy'\].*Use some of \['f1'\]"):
+        make_trainer(tmp_path, Script([F1]), selection_reward_funcs=["accuracy", "f1"], **N8_M4)
+
+
+@pytest.mark.parametrize(("selector", "kept"), [("shortest", [0, 2, 4, 6]), ("token_efficiency", [1, 2, 5, 6])])
+def test_rules_of_gfpo_in_the_trainer(tmp_path, selector, kept):
+    trainer = train(tmp_path, Script([F1]), selector=selector, **N8_M4, **LOGGED)
+    assert kept_rows(trainer) == kept
+
+
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
 def test_truncated_rollouts_are_kept_last_when_they_are_masked(tmp_path, loss_type):
     settings = N8_M4 | {"mask_truncated_completions": True, "loss_type": loss_type, "learning_rate": 1e-2}

@@ -167,10 +167,30 @@ def test_random_depends_on_its_generator_alone():
     assert torch.equal(*draws)
 
 
+def test_the_rules_of_gfpo_look_at_lengths():
+    lengths = torch.tensor([[7, 3, 9, 3, 2, 4]])
+    assert keep(selectors.shortest, [1, 0, 1, 1, NAN, 0], 3, completion_lengths=lengths) == [1, 3, 5]
+    assert keep(selectors.shortest, [1, 0, 1, 1, 1, 0], 2, completion_lengths=lengths) == [1, 4]
+    # Rewards per token: 1/7, -1/3, 1/9, 1/3, none, 2/4
+    rewards = [1, -1, 1, 1, NAN, 2]
+    assert keep(selectors.token_efficiency, rewards, 3, completion_lengths=lengths) == [0, 3, 5]
+    assert keep(selectors.token_efficiency, [1, 0], 1, completion_lengths=torch.tensor([[0, 5]])) == [0]
+
+
+def built_in(name):
+    """A rule with what the trainer would give it."""
+    if name in ("shortest", "token_efficiency"):
+        lengths = torch.arange(1, 13)
+        return lambda rewards, m: BUILT_IN_SELECTORS[name](
+            rewards, m, completion_lengths=lengths[: rewards.shape[1]].expand_as(rewards)
+        )
+    return BUILT_IN_SELECTORS[name]
+
+
 @pytest.mark.parametrize("name", BUILT_IN_SELECTORS)
 @pytest.mark.parametrize("unscored", [NAN, math.inf, -math.inf])
 def test_ineligible_rollouts_come_last(name, unscored):
-    selector = BUILT_IN_SELECTORS[name]
+    selector = built_in(name)
     assert keep(selector, [unscored, 0.4, unscored, 0.9, 0.6], 3) == [1, 3, 4]
     assert {1, 4} < set(keep(selector, [unscored, 0.4, unscored, unscored, 0.6], 3))
     assert len(set(keep(selector, [unscored] * 5, 3))) == 3
@@ -183,7 +203,7 @@ def test_ineligible_rollouts_do_not_disturb_the_choice_among_the_others():
 
 @pytest.mark.parametrize("name", BUILT_IN_SELECTORS)
 def test_rows_are_selected_independently_of_each_other(name):
-    selector = BUILT_IN_SELECTORS[name]
+    selector = built_in(name)
     torch.manual_seed(0)
     rewards = torch.rand(20, 7, dtype=torch.float64).round(decimals=1)
     rewards[::3, 2] = NAN

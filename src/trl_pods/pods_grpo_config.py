@@ -25,10 +25,19 @@ class PODSGRPOConfig(GRPOConfig):
             GRPO. Evaluation is never down-sampled: it generates `num_generations_eval` (default: `num_generations`)
             completions per prompt.
         selector (`str` or `Callable`, *optional*, defaults to `"max_variance"`):
-            The down-sampling rule: `"max_variance"`, `"max_reward"`, `"random"`, `"percentile"`, the dotted import
-            path of a function, or (in Python) a callable. See [`trl_pods.selectors`] for the signature.
+            The down-sampling rule: `"max_variance"`, `"max_reward"`, `"random"`, `"percentile"`, `"shortest"`,
+            `"token_efficiency"`, the dotted import path of a function, or (in Python) a callable. See
+            [`trl_pods.selectors`] for the signature.
         selector_kwargs (`dict[str, Any]` or `str`, *optional*):
             Further keywords for the rule. On the command line a JSON string.
+        selection_reward_funcs (`list[str]`, *optional*):
+            Names of the reward functions whose weighted sum the rule looks at, as they stand in the logs under
+            `rewards/`. `None` is all. Training goes on with all of them, but a group in which those named are all
+            equal has no signal: its advantages are 0. So shaping rewards cannot decide alone.
+        min_reward_std (`float`, *optional*, defaults to `0.0`):
+            A group has no signal, and its advantages are 0, if the standard deviation (with n - 1) of what the rule
+            looks at is not above this, over its eligible rollouts. Without it a spread of 0.01 that comes of shaping
+            gives an update of full size, since advantages are divided by it. 0 leaves every group as it is.
         advantage_statistics (`str`, *optional*, defaults to `"kept"`):
             Rollouts over which the mean and the standard deviation of the rewards are taken when advantages are
             normalised: `"kept"`, the `num_generations` trained on (section A.3 of the paper), or `"all"`, the
@@ -61,12 +70,26 @@ class PODSGRPOConfig(GRPOConfig):
     selector: str = field(
         default="max_variance",
         metadata={
-            "help": "Down-sampling rule: `max_variance`, `max_reward`, `random`, `percentile`, or the dotted import "
-            "path of a function."
+            "help": "Down-sampling rule: `max_variance`, `max_reward`, `random`, `percentile`, `shortest`, "
+            "`token_efficiency`, or the dotted import path of a function."
         },
     )
     selector_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Further keywords for the rule, as JSON."}
+    )
+    selection_reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Names of the reward functions that the rule looks at. `None` is all. A group in which they are "
+            "all equal has no signal: its advantages are 0."
+        },
+    )
+    min_reward_std: float = field(
+        default=0.0,
+        metadata={
+            "help": "A group has no signal, and its advantages are 0, if the standard deviation of what the rule "
+            "looks at is not above this. 0 leaves every group as it is."
+        },
     )
     advantage_statistics: str = field(
         default="kept",
@@ -86,6 +109,7 @@ class PODSGRPOConfig(GRPOConfig):
             raise
         self._check_even_shares(sets_round_size)
         self._check_selector()
+        self._check_signal()
         self._check_advantage_statistics()
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,6 +198,20 @@ class PODSGRPOConfig(GRPOConfig):
                 '{"my_keyword": 1}.'
             )
         resolve_selector(self.selector, self.selector_kwargs)
+
+    def _check_signal(self) -> None:
+        if isinstance(self.selection_reward_funcs, str):  # `selection_reward_funcs: name` in YAML
+            self.selection_reward_funcs = [self.selection_reward_funcs]
+        if self.selection_reward_funcs is not None and not self.selection_reward_funcs:
+            raise ValueError(
+                "selection_reward_funcs=[] leaves the rule nothing to look at. Name reward functions, or use None for "
+                "all of them."
+            )
+        if not 0 <= self.min_reward_std < math.inf:
+            raise ValueError(
+                f"min_reward_std={self.min_reward_std} is not a spread of rewards. Use 0 for none, or for instance "
+                "0.05."
+            )
 
     def _check_advantage_statistics(self) -> None:
         if self.advantage_statistics not in ("kept", "all"):

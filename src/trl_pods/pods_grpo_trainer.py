@@ -51,6 +51,9 @@ SUPPORTED_TRL = SpecifierSet(">=1.10,<1.17")
 _PER_ROW = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "images", "tool_images")
 _EXTRA_FIELDS = 5  # position of the dictionary of `rollout_func`'s further fields among them
 
+# A standard deviation that is zero but for rounding, as TRL judges it for `frac_reward_zero_std`.
+_NO_SPREAD = 1e-8
+
 # Column of the completions table that says which rollouts were trained on.
 KEPT_COLUMN = "kept"
 
@@ -66,6 +69,7 @@ class _Selection:
 
     rewards_per_func: torch.Tensor  # (rollouts, reward functions)
     kept: torch.Tensor  # (kept rollouts,) their numbers, ascending
+    has_signal: torch.Tensor  # (rollouts,) whether the rewards in the group of each differ enough
     metrics: dict[str, float]
     table: dict[str, Any]  # columns for the completions table: the rollouts of this process
 
@@ -126,14 +130,14 @@ Y. K. Li and Y. Wu and Daya Guo},
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if trl.__version__ not in SUPPORTED_TRL:
             raise ImportError(
-                f"trl {trl.__version__} is installed; trl_pods works with trl{SUPPORTED_TRL}, on whose private methods "
-                f"it builds. Install one by `pip install 'trl{SUPPORTED_TRL}'`, or a newer trl_pods."
+                f"trl {trl.__version__} is installed; trl_pods works with trl{SUPPORTED_TRL}, as it builds on private "
+                f"methods. Install one by `pip install 'trl{SUPPORTED_TRL}'`, or a newer trl_pods."
             )
         with _engine_sized_for_rollouts(self):
             super().__init__(*args, **kwargs)
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
         if self._downsamples:
-            _ = self._selector  # now, so that a rule that cannot be found is not noticed after a round of generation
+            _ = self._selector, self._selection_columns  # now: not after a round of generation, if they are wrong
             self._make_room_in_logs()
 
     @property
@@ -143,11 +147,28 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     @property
     def _downsamples(self) -> bool:
-        return self.num_rollouts != self.args.num_generations
+        return self.num_rollouts != self.args.num_generations or self._demands_signal
+
+    @property
+    def _demands_signal(self) -> bool:
+        names = getattr(self.args, "selection_reward_funcs", None)
+        return names is not None or getattr(self.args, "min_reward_std", 0.0) > 0
 
     @cached_property
     def _selector(self) -> Selector:
         return resolve_selector(self.args.selector, self.args.selector_kwargs)
+
+    @cached_property
+    def _selection_columns(self) -> list[int]:
+        """Positions of the reward functions that the rule looks at."""
+        wanted = self.args.selection_reward_funcs
+        unknown = set(wanted or []) - set(self.reward_func_names)
+        if unknown:
+            raise ValueError(
+                f"selection_reward_funcs={wanted} names {sorted(unknown)}, which are not among the reward functions. "
+                f"Use some of {self.reward_func_names}."
+            )
+        return [i for i, name in enumerate(self.reward_func_names) if wanted is None or name in wanted]
 
     @cached_property
     def _timer(self) -> RoundTimer:
@@ -184,8 +205,8 @@ Y. K. Li and Y. Wu and Daya Guo},
             self._round, self.log_multimodal = None, log_multimodal
         if round_.selection is None:
             raise RuntimeError("The installed TRL does not generate by `GRPOTrainer._generate`, as trl_pods expects.")
-        if self.args.advantage_statistics == "all":
-            self._take_advantages_over_all(output, round_.selection, num_local=len(inputs))
+        if self.args.advantage_statistics == "all" or self._demands_signal:
+            self._adjust_advantages(output, round_.selection, num_local=len(inputs))
         self._log_all_rewards(round_.selection)
         if self.log_completions:
             self._log_all_completions(round_.selection)
@@ -304,7 +325,8 @@ Y. K. Li and Y. Wu and Daya Guo},
         lengths, truncated = self._completion_lengths(columns["completion_ids"], columns["tool_mask"])
         # In float64 on the CPU, so that the choice does not depend on the device.
         rewards_all = rewards_per_func.double().cpu()
-        totals = total_rewards(rewards_all, self.reward_weights)
+        looked_at = self._selection_columns
+        totals = total_rewards(rewards_all[:, looked_at], self.reward_weights[looked_at])
         if self.mask_truncated_completions:  # they get no gradient
             totals = totals.masked_fill(truncated, torch.nan)
         indices = self._on_main_process(
@@ -319,7 +341,9 @@ Y. K. Li and Y. Wu and Daya Guo},
             )
         )
         kept = (indices + n * torch.arange(len(indices))[:, None]).flatten()
+        has_signal = nanstd(totals.view(-1, n), dim=1) > max(self.args.min_reward_std, _NO_SPREAD)
         metrics = {
+            "pods/no_signal": 1 - has_signal.double().mean().item(),
             "pods/kept_length": lengths[kept].double().mean().item(),
             "pods/ineligible": totals.isnan().double().mean().item(),
         }
@@ -327,7 +351,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         if self.log_completions:
             images = columns["images"] or _dataset_images(rows) or [None] * len(rows)
             table = {"prompt": prompts, "completion": columns["completions"], "images": images}
-        return _Selection(rewards_per_func, kept, metrics, table)
+        return _Selection(rewards_per_func, kept, has_signal.repeat_interleave(n), metrics, table)
 
     def _on_main_process(self, choose: Callable[[], torch.Tensor]) -> torch.Tensor:
         """One process chooses for all, since a rule may be stochastic; an error in it ends every process."""
@@ -374,10 +398,18 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     # Metrics and logs
 
-    def _take_advantages_over_all(self, output: dict[str, Any], selection: _Selection, num_local: int) -> None:
-        advantages = selection.of_kept(
-            advantages_over_all(selection.rewards_per_func, self.reward_weights, self.num_rollouts, self.scale_rewards)
-        )
+    def _adjust_advantages(self, output: dict[str, Any], selection: _Selection, num_local: int) -> None:
+        """Put in place of TRL's advantages those over all rollouts, or 0 in groups without signal, as configured."""
+        if self.args.advantage_statistics == "all":
+            advantages = advantages_over_all(
+                selection.rewards_per_func, self.reward_weights, self.num_rollouts, self.scale_rewards
+            )
+            advantages = selection.of_kept(advantages)
+        else:
+            logged = list(self._logs["advantages"])[-len(selection.kept) :]  # of all processes
+            advantages = torch.tensor(logged, device=output["advantages"].device)
+        if self._demands_signal:
+            advantages = advantages * selection.of_kept(selection.has_signal).to(advantages)
         output["advantages"] = advantages[self.accelerator.process_index * num_local :][:num_local]
         self._logs["advantages"].extend(advantages.tolist())  # the last ones are those that are shown
 
@@ -486,8 +518,9 @@ class PODSGRPOTrainer(PODSMixin, GRPOTrainer):
 
     TRL's metrics of rewards, completions and tokens describe all rollouts; those of the update (`kl`, `entropy`,
     `clip_ratio/*`, `sampling/*`) the kept ones. Logged besides: `pods/kept_reward`, `pods/kept_reward_std`,
-    `pods/kept_length` (tokens), `pods/ineligible` (share of rollouts without a usable score), and the seconds of a
-    round: `time/generate`, `time/reward`, `time/select`, `time/score` (old and reference log-probs), `time/update`.
+    `pods/kept_length` (tokens), `pods/ineligible` (share of rollouts without a usable score), `pods/no_signal` (share
+    of groups in which what the rule looks at does not differ enough), and the seconds of a round: `time/generate`,
+    `time/reward`, `time/select`, `time/score` (old and reference log-probs), `time/update`.
 
     Example:
 

@@ -160,11 +160,66 @@ def percentile(rewards: torch.Tensor, num_selected: int) -> torch.Tensor:
     return _ascending(order_PN.gather(1, position_PM))
 
 
+def shortest(rewards: torch.Tensor, num_selected: int, *, completion_lengths: torch.Tensor) -> torch.Tensor:
+    """
+    The M shortest rollouts, whatever their rewards: a rule of GFPO (arXiv 2508.09726), against growing lengths.
+
+    Args:
+        rewards (`torch.Tensor`):
+            Float tensor of shape (P, N), read only for its NaNs: an ineligible rollout is chosen last.
+        num_selected (`int`):
+            M, the number of rollouts to keep per prompt, 1 <= M <= N.
+        completion_lengths (`torch.Tensor`):
+            Generated tokens, integer tensor of shape (P, N).
+
+    Returns:
+        `torch.Tensor`: int64 tensor of shape (P, M), ascending in each row.
+
+    Example:
+
+    ```python
+    >>> shortest(torch.tensor([[1.0, 0.0, float("nan"), 1.0]]), 2, completion_lengths=torch.tensor([[9, 5, 2, 7]]))
+    tensor([[1, 3]])
+
+    ```
+    """
+    return max_reward(-completion_lengths.double().masked_fill(~rewards.isfinite(), torch.nan), num_selected)
+
+
+def token_efficiency(rewards: torch.Tensor, num_selected: int, *, completion_lengths: torch.Tensor) -> torch.Tensor:
+    """
+    The M rollouts with the highest reward per token: the other rule of GFPO (arXiv 2508.09726).
+
+    Args:
+        rewards (`torch.Tensor`):
+            Float tensor of shape (P, N); NaN marks an ineligible rollout, chosen last.
+        num_selected (`int`):
+            M, the number of rollouts to keep per prompt, 1 <= M <= N.
+        completion_lengths (`torch.Tensor`):
+            Generated tokens, integer tensor of shape (P, N).
+
+    Returns:
+        `torch.Tensor`: int64 tensor of shape (P, M), ascending in each row.
+
+    Example:
+
+    ```python
+    >>> lengths = torch.tensor([[10, 5, 2, 8]])
+    >>> token_efficiency(torch.tensor([[1.0, 1.0, 0.0, 2.0]]), 2, completion_lengths=lengths)
+    tensor([[1, 3]])
+
+    ```
+    """
+    return max_reward(rewards / completion_lengths.clamp(min=1), num_selected)
+
+
 BUILT_IN_SELECTORS: Mapping[str, Selector] = {
     "max_variance": max_variance,
     "max_reward": max_reward,
     "random": random,
     "percentile": percentile,
+    "shortest": shortest,
+    "token_efficiency": token_efficiency,
 }
 
 
@@ -174,8 +229,7 @@ def resolve_selector(selector: str | Selector, selector_kwargs: Mapping[str, Any
 
     Args:
         selector (`str` or `Callable`):
-            A built-in name (`"max_variance"`, `"max_reward"`, `"random"`, `"percentile"`), the dotted import path of a
-            rule, or a rule itself.
+            A built-in name (a key of `BUILT_IN_SELECTORS`), the dotted import path of a rule, or a rule itself.
         selector_kwargs (`Mapping[str, Any]`, *optional*):
             Keywords that are passed to the rule on every call.
 
@@ -194,8 +248,8 @@ def resolve_selector(selector: str | Selector, selector_kwargs: Mapping[str, Any
     >>> resolve_selector("best")
     Traceback (most recent call last):
     ...
-    ValueError: selector='best' is not a rule. Use 'max_variance', 'max_reward', 'random', 'percentile', a callable, \
-or a dotted import path such as 'my_package.my_rules.my_rule'.
+    ValueError: selector='best' is not a rule. Use 'max_variance', 'max_reward', 'random', 'percentile', 'shortest', \
+'token_efficiency', a callable, or a dotted import path such as 'my_package.my_rules.my_rule'.
 
     ```
     """
