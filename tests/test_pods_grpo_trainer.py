@@ -807,7 +807,7 @@ def test_a_rule_of_the_user_sees_rewards_lengths_and_functions(tmp_path):
     trainer = train(
         tmp_path, Script(groups, num_functions=2), selector=shortest, selector_kwargs={"factor": 3}, **N4_M2, **LOGGED
     )
-    assert kept_rows(trainer) == [1, 3]
+    assert kept_rows(trainer) == [0, 1]  # not 3, which has no score
     assert seen["rewards"].dtype == torch.float64
     assert seen["rewards"][0, :3].tolist() == [1.5, 1.0, 0.0]
     assert seen["rewards"][0, 3].isnan()

@@ -243,6 +243,20 @@ def test_a_rule_cannot_change_the_rewards_of_the_trainer():
     assert rewards.tolist() == [[1, 2, 3]]
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, NAN]), min_size=2, max_size=8), st.data())
+def test_no_rule_keeps_an_ineligible_rollout_while_an_eligible_one_is_left(rewards, data):
+    m = data.draw(st.integers(1, len(rewards)))
+    choice = data.draw(st.permutations(range(len(rewards))))[:m]
+    kept = select(lambda rewards, m: torch.tensor([choice]), tensor(rewards), m)[0].tolist()
+    eligible = {i for i, reward in enumerate(rewards) if not math.isnan(reward)}
+    assert len(set(kept)) == m
+    assert len(eligible & set(kept)) == min(m, len(eligible))
+    assert eligible & set(choice) <= set(kept)  # what it chose among the eligible stays
+    if set(choice) <= eligible or eligible <= set(choice):
+        assert kept == sorted(choice)
+
+
 def test_selected_indices_are_put_in_their_original_order():
     assert select(lambda rewards, m: torch.tensor([[2, 0]]), tensor([1, 2, 3]), 2).tolist() == [[0, 2]]
 

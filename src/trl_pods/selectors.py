@@ -273,6 +273,9 @@ def select(
     """
     Call a rule with those of the trainer's keywords that its signature names, and check what it returns.
 
+    Whatever the rule, an ineligible rollout is kept only if no eligible one is left: where a rule chose otherwise, the
+    eligible rollouts with the lowest indices take the places.
+
     Args:
         selector (`Callable`):
             The rule.
@@ -300,6 +303,8 @@ def select(
     >>> lengths = torch.tensor([[3, 9, 5]])
     >>> select(longest, torch.zeros(1, 3), 2, completion_lengths=lengths, generator=None)
     tensor([[1, 2]])
+    >>> select(longest, torch.tensor([[0.0, float("nan"), 0.0]]), 2, completion_lengths=lengths, generator=None)
+    tensor([[0, 2]])
 
     ```
     """
@@ -307,7 +312,8 @@ def select(
     wanted = {name: value for name, value in trainer_keywords.items() if accepted is None or name in accepted}
     # A clone, since a user's rule may write into what it is given.
     indices = selector(rewards.clone(), num_selected, **wanted, **(selector_kwargs or {}))
-    return _check_indices(indices, selector_name(selector), rewards.shape[0], rewards.shape[1], num_selected)
+    _check_indices(indices, selector_name(selector), rewards.shape[0], rewards.shape[1], num_selected)
+    return _ineligible_last(indices.cpu(), rewards)
 
 
 def selector_name(selector: str | Selector) -> str:
@@ -446,7 +452,15 @@ def _check_keywords(selector: Selector, selector_kwargs: Mapping[str, Any]) -> N
         ) from None
 
 
-def _check_indices(indices: Any, name: str, num_prompts: int, num_rollouts: int, num_selected: int) -> torch.Tensor:
+def _ineligible_last(indices_PM: torch.Tensor, rewards_PN: torch.Tensor) -> torch.Tensor:
+    """The chosen rollouts, ascending, but ineligible ones only where no eligible one is left."""
+    is_chosen_PN = torch.zeros(rewards_PN.shape, dtype=torch.bool).scatter(1, indices_PM, True)
+    # Eligible before ineligible, and among either kind the chosen first.
+    rank_PN = 2 * (~rewards_PN.isfinite()).int() + (~is_chosen_PN).int()
+    return _ascending(rank_PN.argsort(dim=1, stable=True)[:, : indices_PM.shape[1]])
+
+
+def _check_indices(indices: Any, name: str, num_prompts: int, num_rollouts: int, num_selected: int) -> None:
     def refuse(found: str) -> None:
         raise ValueError(
             f"The selector {name!r} returned {found}. It must return an int64 tensor of shape ({num_prompts}, "
@@ -466,4 +480,3 @@ def _check_indices(indices: Any, name: str, num_prompts: int, num_rollouts: int,
     if repeats.any():
         row = int(repeats.int().argmax())
         refuse(f"the row {ascending[row].tolist()} (prompt {row}), in which an index is repeated")
-    return ascending
