@@ -50,6 +50,7 @@ def test_a_large_group_needs_no_large_batch(tmp_path, b, a, n, m):
         ({"selector": "random", "selector_kwargs": {"weights": 1}}, "weights", "selector_kwargs"),
         ({"selector_kwargs": "quick"}, "selector_kwargs='quick'", "my_keyword"),
         ({"selection_reward_funcs": []}, r"selection_reward_funcs=\[\]", "None"),
+        ({"rollout_chunk_size": 0}, "rollout_chunk_size=0 ", "None"),
         ({"min_reward_std": -0.1}, "min_reward_std=-0.1", "0.05"),
         ({"min_reward_std": float("nan")}, "min_reward_std=nan", "0.05"),
         ({"advantage_statistics": "most"}, "advantage_statistics='most'", "'kept'"),

@@ -26,7 +26,7 @@ from rig import (
     step_logs,
     train,
 )
-from transformers import Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM, Qwen2ForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, PODSMixin
@@ -838,6 +838,93 @@ def test_generation_of_an_unknown_shape_is_refused_loudly(tmp_path):
 
     with pytest.raises(RuntimeError, match="`completion_ids` has 7 entries for 8 rollouts"):
         train(tmp_path, Script([F1]), OtherPODS, trainer_kwargs={"reward_funcs": [constant]}, **N8_M4)
+
+
+# Rollouts in parts
+
+
+def count_generated_rows(trainer):
+    rows, generate = [], trainer.model.generate
+
+    def counting(input_ids, **kwargs):
+        rows.append(len(input_ids))
+        return generate(input_ids=input_ids, **kwargs)
+
+    trainer.model.generate = counting
+    return rows
+
+
+@pytest.mark.parametrize("num_rollouts", [12, 4])
+def test_generation_in_chunks_gives_the_same_without_sampling(tmp_path, num_rollouts):
+    def run(chunk_size):
+        script = Script([F1, F1])
+        trainer = make_trainer(
+            tmp_path,
+            script,
+            num_rollouts=num_rollouts,
+            num_generations=4,
+            per_device_train_batch_size=8,
+            rollout_chunk_size=chunk_size,
+            top_k=1,
+            max_steps=2,
+            learning_rate=1e-2,
+            trainer_kwargs={"rollout_func": None, "reward_funcs": [by_position]},
+        )
+        rows = count_generated_rows(trainer)
+        trainer.train()
+        return trainer, rows
+
+    whole, whole_rows = run(None)
+    parts, parts_rows = run(5)
+    num_rows = 2 * num_rollouts
+    assert whole_rows == [num_rows] * 2
+    assert parts_rows == ([5] * (num_rows // 5) + [num_rows % 5]) * 2
+    for name, weight in weights(parts).items():
+        assert torch.allclose(weight, weights(whole)[name], atol=1e-6), name
+
+
+def by_position(completions, **kwargs):
+    return [float(i % 3) for i in range(len(completions))]
+
+
+def test_chunks_are_refused_where_image_tensors_would_have_to_be_cut(tmp_path):
+    class VisionLanguage(GRPOTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._is_vlm = True
+
+    class VisionLanguagePODS(PODSMixin, VisionLanguage):
+        pass
+
+    with pytest.raises(NotImplementedError, match="rollout_chunk_size=2 cannot be had with a vision-language model"):
+        make_trainer(tmp_path, Script([F1]), VisionLanguagePODS, rollout_chunk_size=2, **N8_M4)
+
+
+def test_a_reward_model_scores_in_chunks(tmp_path):
+    config = make_model().config
+    config.num_labels = 1
+    torch.manual_seed(0)
+    reward_model = Qwen2ForSequenceClassification(config)
+
+    def run(chunk_size):
+        counter = ForwardCounter(reward_model)
+        trainer = train(
+            tmp_path,
+            Script([F1]),
+            rollout_chunk_size=chunk_size,
+            trainer_kwargs={"reward_funcs": [reward_model], "reward_processing_classes": [make_tokenizer()]},
+            **N8_M4,
+            **LOGGED,
+        )
+        return [rows for _, rows, _ in counter.calls], read_table(trainer)
+
+    whole_rows, whole = run(None)
+    parts_rows, parts = run(3)
+    assert whole_rows == [8]
+    assert parts_rows == [3, 3, 2]
+    (name,) = set(whole.columns) - {"step", "prompt", "completion", "kept", "advantage"}
+    assert parts[name].tolist() == pytest.approx(whole[name].tolist(), abs=1e-6)
+    assert whole[name].nunique() > 1
 
 
 # Metrics and logs

@@ -38,6 +38,11 @@ class PODSGRPOConfig(GRPOConfig):
             A group has no signal, and its advantages are 0, if the standard deviation (with n - 1) of what the rule
             looks at is not above this, over its eligible rollouts. Without it a spread of 0.01 that comes of shaping
             gives an update of full size, since advantages are divided by it. 0 leaves every group as it is.
+        rollout_chunk_size (`int`, *optional*):
+            Rows of a process that transformers generates for, and that a reward model scores, in one call. `None` is
+            all rows of a round, n / m times as many as in GRPO, for which memory may not suffice where it does for m.
+            Rewards, and completions without sampling, are the same in chunks; with sampling the completions are other
+            draws from the same policy. vLLM and continuous batching schedule their requests themselves.
         advantage_statistics (`str`, *optional*, defaults to `"kept"`):
             Rollouts over which the mean and the standard deviation of the rewards are taken when advantages are
             normalised: `"kept"`, the `num_generations` trained on (section A.3 of the paper), or `"all"`, the
@@ -91,6 +96,13 @@ class PODSGRPOConfig(GRPOConfig):
             "looks at is not above this. 0 leaves every group as it is."
         },
     )
+    rollout_chunk_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Rows of a process that transformers generates for, and that a reward model scores, in one call. "
+            "`None` is all rows of a round."
+        },
+    )
     advantage_statistics: str = field(
         default="kept",
         metadata={
@@ -110,6 +122,7 @@ class PODSGRPOConfig(GRPOConfig):
         self._check_even_shares(sets_round_size)
         self._check_selector()
         self._check_signal()
+        self._check_chunk_size()
         self._check_advantage_statistics()
 
     def to_dict(self) -> dict[str, Any]:
@@ -211,6 +224,13 @@ class PODSGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"min_reward_std={self.min_reward_std} is not a spread of rewards. Use 0 for none, or for instance "
                 "0.05."
+            )
+
+    def _check_chunk_size(self) -> None:
+        if self.rollout_chunk_size is not None and self.rollout_chunk_size < 1:
+            raise ValueError(
+                f"rollout_chunk_size={self.rollout_chunk_size} is no number of rows. Use None for all of a round, or "
+                f"for instance {self.per_device_train_batch_size}."
             )
 
     def _check_advantage_statistics(self) -> None:

@@ -36,6 +36,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
 
+from .chunks import ChunkedRewardModel, chunks
 from .reward_statistics import advantages_over_all, reward_std, total_rewards
 from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
@@ -122,6 +123,7 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     # Of TRL:
     _batch_environments: list[str | None]
+    reward_funcs: list[Any]
     log_multimodal: bool
 
     _round: _Round | None = None  # the round under way, if it down-samples
@@ -136,6 +138,8 @@ Y. K. Li and Y. Wu and Daya Guo},
         with _engine_sized_for_rollouts(self):
             super().__init__(*args, **kwargs)
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
+        if self._chunk_size:
+            self._work_in_chunks(self._chunk_size)
         if self._downsamples:
             _ = self._selector, self._selection_columns  # now: not after a round of generation, if they are wrong
             self._make_room_in_logs()
@@ -153,6 +157,10 @@ Y. K. Li and Y. Wu and Daya Guo},
     def _demands_signal(self) -> bool:
         names = getattr(self.args, "selection_reward_funcs", None)
         return names is not None or getattr(self.args, "min_reward_std", 0.0) > 0
+
+    @property
+    def _chunk_size(self) -> int | None:
+        return getattr(self.args, "rollout_chunk_size", None)
 
     @cached_property
     def _selector(self) -> Selector:
@@ -235,6 +243,29 @@ Y. K. Li and Y. Wu and Daya Guo},
         with self._timer.phase("generate"), self._generating_rollouts():
             outputs = super()._generate(prompts)
         return self._keep_selected(self._round, prompts, outputs)
+
+    def _generate_single_turn(
+        self, prompt_ids: list, images: list | None, multimodal_fields: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[list, list | None]:
+        generate = super()._generate_single_turn
+        schedules_itself = self.use_vllm or self.use_transformers_continuous_batching
+        if self._chunk_size is None or schedules_itself or len(prompt_ids) <= self._chunk_size:
+            return generate(prompt_ids, images, multimodal_fields, *args, **kwargs)
+        completion_ids: list = []
+        for part in chunks(len(prompt_ids), self._chunk_size):
+            completion_ids += generate(prompt_ids[part], images, multimodal_fields, *args, **kwargs)[0]
+        return completion_ids, None  # transformers returns no log-probs
+
+    def _work_in_chunks(self, size: int) -> None:
+        if self._is_vlm and not self.use_vllm:
+            raise NotImplementedError(
+                f"rollout_chunk_size={size} cannot be had with a vision-language model and generation by "
+                "transformers, whose image tensors hold the patches of all rows. Use rollout_chunk_size=None, or vLLM."
+            )
+        self.reward_funcs = [
+            ChunkedRewardModel(function, size) if isinstance(function, torch.nn.Module) else function
+            for function in self.reward_funcs
+        ]
 
     @contextmanager
     def _generating_rollouts(self) -> Iterator[None]:
