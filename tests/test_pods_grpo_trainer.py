@@ -5,6 +5,7 @@ Expected losses are exact: with learning rate 0 every step is on-policy, so the 
 - sum(A_i L_i) / sum(L_i) over the kept rows, whatever the model.
 """
 
+import dataclasses
 import math
 
 import pandas as pd
@@ -13,6 +14,7 @@ import torch
 import trl
 from datasets import Dataset
 from packaging.version import Version
+from peft import LoraConfig, PeftModel
 from rig import (
     EOS,
     F1,
@@ -26,7 +28,12 @@ from rig import (
     step_logs,
     train,
 )
-from transformers import Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import (
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, PODSMixin
@@ -174,10 +181,21 @@ SHADOW_KEPT = {0: [0, 1, 4, 5], 1: [0, 1, 2, 7], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3
         {"top_entropy_quantile": 0.5},
         {"mask_truncated_completions": True},
         {"multi_objective_aggregation": "normalize_then_sum"},
+        {"delta": 2.0, "num_iterations": 2},
+        {"entropy_coef": 0.05},
+        {"use_adaptive_entropy": True, "entropy_target": 9.0, "entropy_coef": 0.01},
+        {"off_policy_mask_threshold": 0.01, "num_iterations": 2},
+        {"importance_sampling_level": "sequence", "loss_type": "grpo", "num_iterations": 2},
+        {"reward_weights": [-2.0]},
+        {"gradient_checkpointing": True},
+        {"pad_to_multiple_of": 8},
     ],
     ids=str,
 )
 def test_training_equals_plain_grpo_on_the_kept_rollouts(tmp_path, settings):
+    missing = set(settings) - {field.name for field in dataclasses.fields(GRPOConfig)}
+    if missing:
+        pytest.skip(f"trl {trl.__version__} has no {missing}")
     settings = {
         "num_generations": 4,
         "per_device_train_batch_size": 4,
@@ -206,6 +224,61 @@ def test_training_equals_plain_grpo_on_the_kept_rollouts(tmp_path, settings):
     assert any(
         not torch.equal(a, b) for a, b in zip(weights(pods).values(), make_model(seed=1).parameters(), strict=True)
     )
+
+
+def mixture_of_experts():
+    torch.manual_seed(0)
+    config = Qwen2MoeConfig(
+        vocab_size=make_model().config.vocab_size,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+        router_aux_loss_coef=0.1,
+        eos_token_id=EOS,
+    )
+    return Qwen2MoeForCausalLM(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "adapter", "logged"),
+    [
+        (make_model, {"beta": 0.1}, True, "kl"),
+        (make_model, {"beta": 0.1, "num_iterations": 2, "gradient_checkpointing": True}, True, "kl"),
+        (mixture_of_experts, {}, False, "aux_loss"),
+    ],
+)
+def test_adapters_and_experts_train_as_plain_grpo_on_the_kept_rollouts(tmp_path, make, settings, adapter, logged):
+    def run(name, script, trainer_class, config_class, **extra):
+        adapter_config = {"peft_config": LoraConfig(r=4, target_modules="all-linear")} if adapter else {}
+        return train(
+            tmp_path / name,
+            script,
+            trainer_class,
+            config_class,
+            model=make(),
+            trainer_kwargs=adapter_config,
+            num_generations=4,
+            per_device_train_batch_size=8,
+            learning_rate=1e-2,
+            max_steps=3,
+            **settings,
+            **extra,
+        )
+
+    pods = run("pods", Script(SHADOW_GROUPS), PODSGRPOTrainer, PODSGRPOConfig, num_rollouts=8)
+    shadow = run("shadow", Script(SHADOW_GROUPS, only=SHADOW_KEPT), GRPOTrainer, GRPOConfig)
+    for ours, theirs in zip(step_logs(pods), step_logs(shadow), strict=True):
+        for key in ("loss", "grad_norm", logged):
+            assert ours[key] == theirs[key], key
+    assert step_logs(pods)[-1][logged] > 0
+    assert_equal_weights(pods, shadow)
 
 
 # n = m is plain GRPO
@@ -1143,8 +1216,6 @@ def test_training_goes_on_with_selection_after_evaluation(tmp_path):
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_lora(tmp_path, beta, gradient_checkpointing):
-    from peft import LoraConfig, PeftModel
-
     def run(learning_rate):
         return train(
             tmp_path,

@@ -1,0 +1,251 @@
+"""Tools and environments with down-sampling: prescribed conversations, against plain GRPO on the kept ones."""
+
+import importlib.resources
+import json
+import re
+
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from rig import make_config, step_logs
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, PODSMixin
+
+
+MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
+MARKS += ["<tool_response>", "</tool_response>", "<think>", "</think>"]
+NUM_ROLLOUTS, NUM_KEPT = 4, 2
+REWARDS = {0: [0.2, 0.9, 0.1, 0.5], 1: [1.0, 0.3, 0.4, 0.0]}  # by prompt
+KEPT = {0: [1, 2], 1: [0, 3]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One token a byte, with the marks and the chat template of a family that TRL can call tools with."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytes_only = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bytes_only.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_only, padding_side="left")
+    tokenizer.add_tokens([AddedToken(mark, special=mark.startswith("<|"), normalized=False) for mark in MARKS])
+    tokenizer.eos_token, tokenizer.pad_token = "<|im_end|>", "<|endoftext|>"
+    tokenizer.chat_template = (importlib.resources.files("trl") / "chat_templates" / "qwen3.jinja").read_text()
+    return tokenizer
+
+
+def make_model(tokenizer):
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def multiply(a: int, b: int) -> int:
+    """
+    Multiply two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+
+    Returns:
+        The product of the two integers.
+    """
+    return a * b
+
+
+async def multiply_later(a: int, b: int) -> int:
+    """
+    Multiply two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+
+    Returns:
+        The product of the two integers.
+    """
+    return a * b
+
+
+class Board:
+    """An environment that owns its reward, and that writes into what it is given."""
+
+    made: list["Board"] = []
+
+    def __init__(self):
+        self.num_resets = 0
+        Board.made.append(self)
+
+    def reset(self, board, **kwargs) -> str:
+        self.num_resets += 1
+        self.board = board
+        self.turns = []
+        return " Play."
+
+    def put(self, a: int, b: int) -> str:
+        """
+        Put a piece on the board.
+
+        Args:
+            a: The prompt.
+            b: The rollout.
+
+        Returns:
+            What is on the board.
+        """
+        self.board.append(b)
+        self.turns.append((a, b))
+        return str(self.board)
+
+    def get_reward(self) -> float:
+        return REWARDS[self.turns[0][0]][self.turns[0][1]]
+
+
+class Scripted(GRPOTrainer):
+    """Overrides the generation of a turn, as a subclass of a user's might."""
+
+    only: dict[int, list[int]] | None = None
+    tool = "multiply"
+    everyone_calls = False
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, *args, **kwargs):
+        asked = [self.processing_class.decode(ids) for ids in prompt_ids]
+        if "<tool_response>" in asked[0]:
+            texts = [
+                f"So {re.findall('<tool_response>(.*?)</tool_response>', a, re.DOTALL)[-1].strip()}" for a in asked
+            ]
+        else:
+            texts = self._first_turn([int(re.findall(r"Question (\d)", a)[-1]) for a in asked])
+        return [self.processing_class(text + "<|im_end|>")["input_ids"] for text in texts], None
+
+    def _first_turn(self, numbers):
+        texts = []
+        for position, number in enumerate(numbers):
+            choice = self.only[number] if self.only else range(NUM_ROLLOUTS)
+            rollout = choice[numbers[:position].count(number)]
+            call = json.dumps({"name": self.tool, "arguments": {"a": number, "b": rollout}})
+            calls = self.everyone_calls or rollout % 2 == 0
+            texts.append(f"<tool_call>\n{call}\n</tool_call>" if calls else f"Rollout {rollout} of {number}")
+        return texts
+
+
+class ScriptedPODS(PODSMixin, Scripted):
+    pass
+
+
+def reward(completions, **kwargs):
+    rewards = []
+    for completion in completions:
+        message = completion[0]
+        if message.get("tool_calls"):
+            arguments = message["tool_calls"][0]["function"]["arguments"]
+            number, rollout = arguments["a"], arguments["b"]
+        else:
+            rollout, number = map(int, re.findall(r"\d", message["content"]))
+        rewards.append(REWARDS[number][rollout])
+    return rewards
+
+
+def train(
+    folder, tokenizer, trainer_class, config_class=GRPOConfig, settings=None, trainer_settings=None, **attributes
+):
+    dataset = Dataset.from_dict(
+        {"prompt": [[{"role": "user", "content": f"Question {i}"}] for i in (0, 1)], "board": [[7], [8]]}
+    )
+    settings = {
+        "num_generations": NUM_KEPT,
+        "per_device_train_batch_size": 2 * NUM_KEPT,
+        "max_completion_length": 256,
+        "learning_rate": 1e-2,
+        "max_steps": 2,
+        "log_completions": True,
+        "num_completions_to_print": 0,
+    } | (settings or {})
+    trainer_class = type(trainer_class.__name__, (trainer_class,), attributes)
+    trainer = trainer_class(
+        model=make_model(tokenizer),
+        args=make_config(folder, config_class, **settings),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        **({"reward_funcs": [reward]} | (trainer_settings or {})),
+    )
+    logs = []
+    log = trainer.log
+    trainer.log = lambda values, *args: (log(values, *args), logs.append(dict(values)))
+    trainer.train()
+    trainer.recorder = type("Recorder", (), {"logs": logs})
+    return trainer
+
+
+def assert_trained_alike(pods, shadow):
+    for ours, theirs in zip(step_logs(pods), step_logs(shadow), strict=True):
+        assert ours["grad_norm"] > 0
+        for key in ("loss", "grad_norm", "entropy"):
+            assert ours[key] == theirs[key], key
+    for ours, theirs in zip(pods.model.parameters(), shadow.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("tool", [multiply, multiply_later], ids=["sync", "async"])
+def test_tools_train_as_plain_grpo_on_the_kept_conversations(tmp_path, tokenizer, tool):
+    attributes = {"tool": tool.__name__, "trainer_settings": {"tools": [tool]}}
+    many = {"num_rollouts": NUM_ROLLOUTS}
+    pods = train(tmp_path / "pods", tokenizer, ScriptedPODS, PODSGRPOConfig, many, **attributes)
+    shadow = train(tmp_path / "shadow", tokenizer, Scripted, only=KEPT, **attributes)
+    assert_trained_alike(pods, shadow)
+    # Of all rollouts, two of four call the tool; of the kept ones of this script one of two.
+    assert step_logs(pods)[0]["tools/call_frequency"] == 0.5
+    table = pd.read_parquet(tmp_path / "pods" / "completions" / "completions_00001.parquet")
+    assert [i for i, kept in enumerate(table["kept"]) if kept] == [1, 2, 4, 7]
+    assert table["reward"].tolist() == pytest.approx(REWARDS[0] + REWARDS[1])
+
+
+def test_each_rollout_has_an_environment_of_its_own(tmp_path, tokenizer):
+    attributes = {
+        "tool": "put",
+        "everyone_calls": True,
+        "trainer_settings": {"environment_factory": Board, "reward_funcs": None},
+    }
+    Board.made = []
+    many = {"num_rollouts": NUM_ROLLOUTS}
+    pods = train(tmp_path / "pods", tokenizer, ScriptedPODS, PODSGRPOConfig, many, **attributes)
+    boards, Board.made = Board.made, []
+    shadow = train(tmp_path / "shadow", tokenizer, Scripted, only=KEPT, **attributes)
+
+    assert len(boards) == 2 * NUM_ROLLOUTS
+    assert [board.num_resets for board in boards] == [2] * len(boards)
+    assert [board.turns for board in boards] == [[(p, r)] for p in (0, 1) for r in range(NUM_ROLLOUTS)]
+    assert [board.board for board in boards] == [[7 + p, r] for p in (0, 1) for r in range(NUM_ROLLOUTS)]
+    assert step_logs(pods)[0]["rewards/Board/mean"] == pytest.approx(sum(REWARDS[0] + REWARDS[1]) / 8)
+    assert_trained_alike(pods, shadow)
+
+
+def test_a_plain_trainer_of_pods_takes_the_same_arguments(tmp_path, tokenizer):
+    # Generation by the model itself: it calls no tool, and its rollouts are ordinary completions.
+    def lengths(completion_ids, **kwargs):
+        return [float(len(set(ids))) for ids in completion_ids]
+
+    trainer = train(
+        tmp_path,
+        tokenizer,
+        PODSGRPOTrainer,
+        PODSGRPOConfig,
+        {"num_rollouts": NUM_ROLLOUTS, "max_completion_length": 4},
+        trainer_settings={"tools": [multiply], "reward_funcs": [lengths]},
+    )
+    assert len(step_logs(trainer)) == 2
