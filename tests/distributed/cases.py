@@ -69,6 +69,18 @@ def straddling_group(folder):
     )
 
 
+def a_demand_for_signal(folder):
+    # The standard deviations of the groups are .457, .411 and .427.
+    return run(
+        folder,
+        Script(STRADDLING),
+        num_rollouts=4,
+        num_generations=2,
+        per_device_train_batch_size=3,
+        min_reward_std=0.45,
+    )
+
+
 def one_group_over_all_processes(folder):
     return run(
         folder,
@@ -164,6 +176,7 @@ def uneven_shares(folder):
 
 CASES = [
     straddling_group,
+    a_demand_for_signal,
     one_group_over_all_processes,
     f1,
     an_epoch,

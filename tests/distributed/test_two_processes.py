@@ -50,6 +50,14 @@ def test_a_straddling_group_is_selected_whole_and_shared_out_evenly(seen, folder
     assert first["weights"] == second["weights"]
 
 
+def test_groups_without_signal_are_the_same_on_every_process(seen):
+    first, second = seen["a_demand_for_signal"]
+    assert [a for _, _, a in first["trained"] + second["trained"]] == pytest.approx(
+        [-0.70701, 0.70701, 0, 0, 0, 0], abs=1e-5
+    )
+    assert first["logs"][0]["pods/no_signal"] == pytest.approx(2 / 3)
+
+
 def test_one_process_trains_alike(seen, tmp_path):
     single = run(
         tmp_path,
