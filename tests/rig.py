@@ -6,11 +6,13 @@ for them, and the reward functions read the rewards of the same rows. So complet
 whatever the model says.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer
@@ -35,21 +37,21 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(seed: int = 0) -> Qwen2ForCausalLM:
+def make_model(seed: int = 0, **settings: Any) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-        bos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config)
+    defaults = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 128,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "bos_token_id": None,
+    }
+    return Qwen2ForCausalLM(Qwen2Config(**(defaults | settings)))
 
 
 @dataclass
@@ -186,6 +188,13 @@ CONFIG = {
 }
 
 
+N8_M4 = {"num_rollouts": 8, "num_generations": 4, "per_device_train_batch_size": 4}
+LOGGED = {"log_completions": True, "num_completions_to_print": 0}
+
+# `trl-pods`, wherever it is installed
+COMMAND_LINE = [sys.executable, "-c", "import sys; from trl_pods.cli import main; sys.exit(main())"]
+
+
 def make_config(output_dir: Path, config_class: type = PODSGRPOConfig, **settings: Any) -> GRPOConfig:
     return config_class(output_dir=str(output_dir), **(CONFIG | settings))
 
@@ -223,3 +232,23 @@ def train(*args: Any, **kwargs: Any) -> GRPOTrainer:
 def step_logs(trainer: GRPOTrainer) -> list[dict[str, float]]:
     """Logs of optimizer steps, without the summary at the end."""
     return [logs for logs in trainer.recorder.logs if "loss" in logs]
+
+
+def kept_rows(trainer, step=None):
+    """Rollout numbers that were trained on, in order, by the completions table of a step, by default the last."""
+    table = read_table(trainer, step)
+    return [i for i, kept in enumerate(table["kept"]) if kept]
+
+
+def read_table(trainer, step=None):
+    step = trainer.state.global_step if step is None else step
+    return pd.read_parquet(f"{trainer.args.output_dir}/completions/completions_{step:05d}.parquet")
+
+
+def weights(trainer):
+    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+
+
+def assert_equal_weights(trainer, other):
+    for (name, ours), theirs in zip(weights(trainer).items(), weights(other).values(), strict=True):
+        assert torch.equal(ours, theirs), name

@@ -17,7 +17,7 @@ import torch
 import transformers
 import yaml
 from accelerate.commands.config import config_args, load_config_from_file
-from rig import EOS, PAD, VOCABULARY, make_tokenizer
+from rig import COMMAND_LINE, EOS, PAD, VOCABULARY, make_tokenizer
 from transformers import GraniteConfig, GraniteForCausalLM
 from trl import DatasetMixtureConfig
 
@@ -34,7 +34,7 @@ from trl_pods.scripts.task import load_reward, locate_policy, open_dataset
 
 
 MODULE = "trl_pods.scripts.grpo"
-CLI = [sys.executable, "-c", "import sys; from trl_pods.cli import main; sys.exit(main())", "grpo"]
+CLI = [*COMMAND_LINE, "grpo"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "-m", MODULE]
 LAUNCH_TIMEOUT = 240
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rig import COMMAND_LINE
 from trl import GRPOConfig
 
 import trl_pods
@@ -17,7 +18,6 @@ from trl_pods.selectors import select
 
 
 ROOT = Path(__file__).parents[1]
-QUICKSTART = "import sys; from trl_pods.cli import main; sys.exit(main())"
 
 
 def run(arguments, folder, **environment):
@@ -87,7 +87,7 @@ def test_the_quickstart_learns_from_the_built_wheel_in_an_empty_folder(tmp_path)
     where = run(["-c", "import trl_pods; print(trl_pods.__file__)"], empty, PYTHONPATH=site)
     assert where.stdout.startswith(site)
 
-    result = run(["-c", QUICKSTART, "grpo", "--config", "quickstart"], empty, PYTHONPATH=site)
+    result = run([*COMMAND_LINE[1:], "grpo", "--config", "quickstart"], empty, PYTHONPATH=site)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     accuracy = {
         name: (float(before), float(after))

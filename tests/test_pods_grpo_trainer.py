@@ -18,15 +18,22 @@ from peft import LoraConfig, PeftModel
 from rig import (
     EOS,
     F1,
+    LOGGED,
+    N8_M4,
+    VOCABULARY,
     ForwardCounter,
     Group,
     Script,
+    assert_equal_weights,
+    kept_rows,
     make_config,
     make_model,
     make_tokenizer,
     make_trainer,
+    read_table,
     step_logs,
     train,
+    weights,
 )
 from transformers import (
     Qwen2ForCausalLM,
@@ -40,7 +47,6 @@ from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, PODSMixin
 from trl_pods.reward_statistics import advantages_over_all
 
 
-N8_M4 = {"num_rollouts": 8, "num_generations": 4, "per_device_train_batch_size": 4}
 N4_M2 = {"num_rollouts": 4, "num_generations": 2, "per_device_train_batch_size": 2}
 NAN, INF = float("nan"), float("inf")
 
@@ -48,29 +54,6 @@ NAN, INF = float("nan"), float("inf")
 def only_log(trainer):
     (logs,) = step_logs(trainer)
     return logs
-
-
-def kept_rows(trainer):
-    """Rollout numbers that were trained on, in order, by the completions table of the last step."""
-    table = read_table(trainer)
-    return [i for i, kept in enumerate(table["kept"]) if kept]
-
-
-def read_table(trainer, step=None):
-    step = trainer.state.global_step if step is None else step
-    return pd.read_parquet(f"{trainer.args.output_dir}/completions/completions_{step:05d}.parquet")
-
-
-def weights(trainer):
-    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-
-
-def assert_equal_weights(trainer, other):
-    for (name, ours), theirs in zip(weights(trainer).items(), weights(other).values(), strict=True):
-        assert torch.equal(ours, theirs), name
-
-
-LOGGED = {"log_completions": True, "num_completions_to_print": 0}
 
 
 # The loss
@@ -229,7 +212,7 @@ def test_training_equals_plain_grpo_on_the_kept_rollouts(tmp_path, settings):
 def mixture_of_experts():
     torch.manual_seed(0)
     config = Qwen2MoeConfig(
-        vocab_size=make_model().config.vocab_size,
+        vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=32,
         moe_intermediate_size=32,

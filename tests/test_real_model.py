@@ -11,11 +11,11 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from rig import COMMAND_LINE
 
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ REWARDS = ["math_accuracy_reward", "graded_format_reward", "tag_count_reward"]
 
 
 def test_a_real_model_trains_on_real_problems(tmp_path):
-    command = [sys.executable, "-c", "import sys; from trl_pods.cli import main; sys.exit(main())", "grpo"]
+    command = [*COMMAND_LINE, "grpo"]
     for name, value in SETTINGS.items():
         command += [f"--{name}", str(value)]
     command += ["--reward_funcs", *REWARDS, "--reward_weights", "1.0", "0.1", "0.1", "--output_dir", str(tmp_path)]

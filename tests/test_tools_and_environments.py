@@ -4,13 +4,11 @@ import importlib.resources
 import json
 import re
 
-import pandas as pd
 import pytest
-import torch
 from datasets import Dataset
-from rig import make_config, step_logs
+from rig import LOGGED, LogRecorder, assert_equal_weights, kept_rows, make_config, make_model, read_table, step_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, PODSMixin
@@ -37,23 +35,6 @@ def tokenizer():
     return tokenizer
 
 
-def make_model(tokenizer):
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        max_position_embeddings=4096,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config)
-
-
 def multiply(a: int, b: int) -> int:
     """
     Multiply two integers.
@@ -69,17 +50,10 @@ def multiply(a: int, b: int) -> int:
 
 
 async def multiply_later(a: int, b: int) -> int:
-    """
-    Multiply two integers.
+    return multiply(a, b)
 
-    Args:
-        a: The first integer.
-        b: The second integer.
 
-    Returns:
-        The product of the two integers.
-    """
-    return a * b
+multiply_later.__doc__ = multiply.__doc__
 
 
 class Board:
@@ -173,22 +147,25 @@ def train(
         "max_completion_length": 256,
         "learning_rate": 1e-2,
         "max_steps": 2,
-        "log_completions": True,
-        "num_completions_to_print": 0,
+        **LOGGED,
     } | (settings or {})
     trainer_class = type(trainer_class.__name__, (trainer_class,), attributes)
+    recorder = LogRecorder()
     trainer = trainer_class(
-        model=make_model(tokenizer),
+        model=make_model(
+            vocab_size=len(tokenizer),
+            max_position_embeddings=4096,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        ),
         args=make_config(folder, config_class, **settings),
         train_dataset=dataset,
         processing_class=tokenizer,
+        callbacks=[recorder],
         **({"reward_funcs": [reward]} | (trainer_settings or {})),
     )
-    logs = []
-    log = trainer.log
-    trainer.log = lambda values, *args: (log(values, *args), logs.append(dict(values)))
+    trainer.recorder = recorder
     trainer.train()
-    trainer.recorder = type("Recorder", (), {"logs": logs})
     return trainer
 
 
@@ -197,8 +174,7 @@ def assert_trained_alike(pods, shadow):
         assert ours["grad_norm"] > 0
         for key in ("loss", "grad_norm", "entropy"):
             assert ours[key] == theirs[key], key
-    for ours, theirs in zip(pods.model.parameters(), shadow.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_equal_weights(pods, shadow)
 
 
 @pytest.mark.parametrize("tool", [multiply, multiply_later], ids=["sync", "async"])
@@ -210,9 +186,8 @@ def test_tools_train_as_plain_grpo_on_the_kept_conversations(tmp_path, tokenizer
     assert_trained_alike(pods, shadow)
     # Of all rollouts, two of four call the tool; of the kept ones of this script one of two.
     assert step_logs(pods)[0]["tools/call_frequency"] == 0.5
-    table = pd.read_parquet(tmp_path / "pods" / "completions" / "completions_00001.parquet")
-    assert [i for i, kept in enumerate(table["kept"]) if kept] == [1, 2, 4, 7]
-    assert table["reward"].tolist() == pytest.approx(REWARDS[0] + REWARDS[1])
+    assert kept_rows(pods, step=1) == [1, 2, 4, 7]
+    assert read_table(pods, step=1)["reward"].tolist() == pytest.approx(REWARDS[0] + REWARDS[1])
 
 
 def test_each_rollout_has_an_environment_of_its_own(tmp_path, tokenizer):

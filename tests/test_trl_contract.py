@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trl
 from packaging.specifiers import SpecifierSet
-from rig import F1, Script, make_trainer
+from rig import F1, N8_M4, Script, make_trainer
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -18,7 +18,6 @@ from trl_pods.pods_grpo_trainer import SUPPORTED_TRL
 
 
 ROOT = Path(__file__).parents[1]
-N8_M4 = {"num_rollouts": 8, "num_generations": 4, "per_device_train_batch_size": 4}
 
 
 def positional(function):

@@ -1,4 +1,4 @@
-"""Work on the rows of a round in parts, for the memory of one part."""
+"""Work on rows in parts, for the memory of one part."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -10,6 +10,8 @@ from datasets import Dataset
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
+from .chunks import chunks
+
 
 _BATCH_SIZE = 64
 
@@ -106,8 +108,8 @@ def _share_right(trainer: GRPOTrainer, rows: list[dict[str, Any]], generation: d
         torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
         rewards = [
             reward
-            for start in range(0, len(rows), _BATCH_SIZE)
-            for reward in _rewards(trainer, model, rows[start : start + _BATCH_SIZE], generation)
+            for part in chunks(len(rows), _BATCH_SIZE)
+            for reward in _rewards(trainer, model, rows[part], generation)
         ]
     model.train(was_training)
     rewards = gather_object(rewards)

@@ -437,12 +437,15 @@ Y. K. Li and Y. Wu and Daya Guo},
             )
             advantages = selection.of_kept(advantages)
         else:
-            logged = list(self._logs["advantages"])[-len(selection.kept) :]  # of all processes
-            advantages = torch.tensor(logged, device=output["advantages"].device)
+            advantages = self._logged_advantages(selection).to(output["advantages"].device)
         if self._demands_signal:
             advantages = advantages * selection.of_kept(selection.has_signal).to(advantages)
         output["advantages"] = advantages[self.accelerator.process_index * num_local :][:num_local]
-        self._logs["advantages"].extend(advantages.tolist())  # the last ones are those that are shown
+        self._logs["advantages"].extend(advantages.tolist())
+
+    def _logged_advantages(self, selection: _Selection) -> torch.Tensor:
+        """The advantages of the kept rollouts of all processes: the last ones that were logged."""
+        return torch.tensor(list(self._logs["advantages"])[-len(selection.kept) :])
 
     def _log_all_rewards(self, selection: _Selection) -> None:
         """TRL logged the rewards of the kept rollouts, extremes by design; under TRL's names go those of all."""
@@ -476,9 +479,9 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     def _log_all_completions(self, selection: _Selection) -> None:
         """Fill TRL's completion logs, which hold one round, with all rollouts in place of the kept ones."""
-        num_all, num_kept = len(selection.rewards_per_func), len(selection.kept)
+        num_all = len(selection.rewards_per_func)
         advantages = torch.full((num_all,), torch.nan)
-        advantages[selection.kept] = torch.tensor(list(self._logs["advantages"])[-num_kept:])
+        advantages[selection.kept] = self._logged_advantages(selection)
         kept = torch.zeros(num_all, dtype=torch.bool)
         kept[selection.kept] = True
         self._logs["prompt"].extend(gather_object(selection.table["prompt"]))
