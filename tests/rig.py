@@ -188,6 +188,7 @@ CONFIG = {
 }
 
 
+N4_M2 = {"num_rollouts": 4, "num_generations": 2, "per_device_train_batch_size": 2}
 N8_M4 = {"num_rollouts": 8, "num_generations": 4, "per_device_train_batch_size": 4}
 LOGGED = {"log_completions": True, "num_completions_to_print": 0}
 
@@ -234,6 +235,11 @@ def step_logs(trainer: GRPOTrainer) -> list[dict[str, float]]:
     return [logs for logs in trainer.recorder.logs if "loss" in logs]
 
 
+def only_log(trainer):
+    (logs,) = step_logs(trainer)
+    return logs
+
+
 def kept_rows(trainer, step=None):
     """Rollout numbers that were trained on, in order, by the completions table of a step, by default the last."""
     table = read_table(trainer, step)
@@ -252,3 +258,7 @@ def weights(trainer):
 def assert_equal_weights(trainer, other):
     for (name, ours), theirs in zip(weights(trainer).items(), weights(other).values(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+def number_of_distinct_words(completion_ids, **kwargs):
+    return [float(len(set(ids))) for ids in completion_ids]

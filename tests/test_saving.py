@@ -1,0 +1,61 @@
+"""Adapters, saved models, model card."""
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel
+from rig import F1, N8_M4, Script, make_config, make_model, only_log, train, weights
+from transformers import Qwen2ForCausalLM
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_lora(tmp_path, beta, gradient_checkpointing):
+    def run(learning_rate):
+        return train(
+            tmp_path,
+            Script([F1]),
+            trainer_kwargs={"peft_config": LoraConfig(r=4, target_modules="all-linear")},
+            beta=beta,
+            gradient_checkpointing=gradient_checkpointing,
+            learning_rate=learning_rate,
+            **N8_M4,
+        )
+
+    assert only_log(run(0.0))["loss"] == pytest.approx(-0.19124, abs=1e-5)  # the KL is 0 at step one
+    trainer = run(1e-2)
+    changed = {name for name, weight in weights(trainer).items() if "lora_B" in name and weight.any()}
+    assert changed
+    base = dict(make_model().named_parameters())
+    for name, weight in weights(trainer).items():
+        if "lora" not in name:
+            assert torch.equal(weight, base[name.removeprefix("base_model.model.").replace(".base_layer", "")]), name
+    trainer.save_model(str(tmp_path / "saved"))
+    reloaded = PeftModel.from_pretrained(make_model(), tmp_path / "saved")
+    tokens = torch.tensor([[5, 6, 7]])
+    trainer.model.eval()
+    # `forward` of the trained model is patched by TRL for fused log-probs, so compare hidden states.
+    ours = trainer.model.get_base_model().model(tokens).last_hidden_state
+    theirs = reloaded.eval().get_base_model().model(tokens).last_hidden_state
+    assert torch.allclose(ours, theirs)
+
+
+def test_a_saved_model_loads_and_the_card_names_pods_and_grpo(tmp_path):
+    trainer = train(
+        tmp_path, Script([F1]), learning_rate=1e-2, selector=lambda r, m: torch.tensor([[0, 1, 4, 5]]), **N8_M4
+    )
+    trainer.save_model()
+    assert torch.equal(Qwen2ForCausalLM.from_pretrained(tmp_path).lm_head.weight, trainer.model.lm_head.weight)
+    trainer.create_model_card(model_name="tiny")
+    card = (tmp_path / "README.md").read_text()
+    assert "PODS" in card
+    assert "2504.13818" in card
+    assert "xu2025not" in card
+    assert "shao2024deepseekmath" in card
+    assert "- pods" in card
+    assert "- grpo" in card
+
+
+def test_a_trainer_needs_no_down_sampling_settings_to_be_pickled_with(tmp_path):
+    config = make_config(tmp_path, selector=lambda r, m: None, num_generations=2, per_device_train_batch_size=2)
+    torch.save(config, tmp_path / "training_args.bin")
+    assert "lambda" in torch.load(tmp_path / "training_args.bin", weights_only=False).selector
