@@ -62,7 +62,7 @@ class Group:
     lengths: Sequence[int] = ()
     ends: Sequence[bool] = ()  # whether a rollout ends in EOS; all do by default
     masks: Sequence[int] = ()  # how many of the first tokens are masked as not the model's, none by default
-    logprob: Callable[[int], Any] | None = None  # per-token log-prob of a rollout by its index
+    logprob: Callable[[int], Any] | None = None  # log-prob of each token of a rollout by its index, or of all alike
 
     def __post_init__(self) -> None:
         self.lengths = self.lengths or [3] * len(self.rewards)
@@ -115,7 +115,7 @@ class Script:
             logprob = group.logprob(index) if group.logprob else -0.1
             output["prompt_ids"].append([int(word[1:]) for word in prompt.split()])
             output["completion_ids"].append(completion)
-            output["logprobs"].append([logprob] * len(completion))
+            output["logprobs"].append(logprob if isinstance(logprob, list) else [logprob] * len(completion))
             output["rollout"].append(index)
             if use_masks:
                 masked = group.masks[index] if group.masks else 0
@@ -162,10 +162,14 @@ class ForwardCounter:
 
 
 class LogRecorder(TrainerCallback):
-    """Keeps what is logged."""
+    """Keeps what is logged, and the gradients that the optimizer gets."""
 
     def __init__(self) -> None:
         self.logs: list[dict[str, float]] = []
+        self.gradients: list[list[torch.Tensor]] = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         self.logs.append(dict(logs))

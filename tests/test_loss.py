@@ -6,6 +6,8 @@ Expected losses are exact: with learning rate 0 every step is on-policy, so the 
 """
 
 import dataclasses
+import itertools
+import math
 
 import pytest
 import torch
@@ -111,8 +113,12 @@ def test_several_optimizer_steps_from_one_round(tmp_path):
         assert script.rounds == 1
         return [logs["loss"] for logs in step_logs(trainer)]
 
-    assert sorted(losses(1)) == pytest.approx([-1.27491, -0.84994, 0.50996, 0.84994], abs=1e-5)
-    assert sum(losses(2)) / 2 == pytest.approx(-0.19124, abs=1e-5)
+    singles = losses(1)
+    assert sorted(singles) == pytest.approx([-1.27491, -0.84994, 0.50996, 0.84994], abs=1e-5)
+    pairs = losses(2)
+    assert sum(pairs) / 2 == pytest.approx(-0.19124, abs=1e-5)
+    splits = [((a + b) / 2, (c + d) / 2) for a, b, c, d in itertools.permutations(singles)]
+    assert any(tuple(pairs) == pytest.approx(split, abs=1e-5) for split in splits)
     assert losses(4) == pytest.approx([-0.19124], abs=1e-5)
 
 
@@ -189,6 +195,32 @@ def test_training_equals_plain_grpo_on_the_kept_rollouts(tmp_path, settings):
     )
 
 
+LOSS_TYPES = {
+    "dapo": {},
+    "bnpo": {},
+    "grpo": {},
+    "dr_grpo": {},
+    "cispo": {"epsilon_high": 5.0},
+    "sapo": {},
+    "luspo": {"importance_sampling_level": "sequence"},
+    "vespo": {},
+}
+
+
+@pytest.mark.parametrize("batching", [{}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_every_loss_type_has_the_gradients_of_plain_grpo_on_the_kept_rollouts(tmp_path, loss_type, batching):
+    settings = {"num_generations": 4, "per_device_train_batch_size": 4, "loss_type": loss_type}
+    settings |= LOSS_TYPES[loss_type] | batching
+    pods = train(tmp_path / "pods", Script([F1]), num_rollouts=8, **settings)
+    shadow = train(tmp_path / "shadow", Script([F1], only={0: [0, 1, 4, 5]}), GRPOTrainer, GRPOConfig, **settings)
+    assert only_log(pods)["loss"] == only_log(shadow)["loss"]
+    assert only_log(pods)["grad_norm"] == only_log(shadow)["grad_norm"] > 0
+    (ours,), (theirs,) = pods.recorder.gradients, shadow.recorder.gradients
+    assert len(ours) == len(list(pods.model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
 def mixture_of_experts():
     torch.manual_seed(0)
     config = Qwen2MoeConfig(
@@ -245,8 +277,9 @@ def test_adapters_and_experts_train_as_plain_grpo_on_the_kept_rollouts(tmp_path,
 
 
 def test_groups_without_signal_count_in_the_denominator_as_in_grpo(tmp_path):
-    trainer = train(tmp_path / "a", Script([Group([1, 1, 1, 1])]), **N4_M2)
+    trainer = train(tmp_path / "a", Script([Group([1, 1, 1, 1])]), **N4_M2, **LOGGED)
     logs = only_log(trainer)
+    assert kept_rows(trainer) == [0, 1]
     assert (logs["loss"], logs["grad_norm"], logs["frac_reward_zero_std"]) == (0.0, 0.0, 1.0)
 
     groups = [Group([1, 1, 1, 1], [5] * 4), Group([0, 1, 0.25, 0.5], [2, 6, 3, 3])]
@@ -254,6 +287,7 @@ def test_groups_without_signal_count_in_the_denominator_as_in_grpo(tmp_path):
     assert only_log(trainer)["frac_reward_zero_std"] == 0.5
     assert only_log(trainer)["loss"] == pytest.approx(-0.15711, abs=1e-5)
     assert kept_rows(trainer) == [0, 1, 4, 5]
+    assert read_table(trainer)["advantage"].dropna().tolist() == pytest.approx([0, 0, -0.70701, 0.70701], abs=1e-5)
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
@@ -262,6 +296,7 @@ def test_truncated_rollouts_are_kept_last_when_they_are_masked(tmp_path, loss_ty
     nothing_ends = train(tmp_path, Script([Group(F1.rewards, F1.lengths, ends=[False] * 8)]), **settings)
     logs = only_log(nothing_ends)
     assert (logs["loss"], logs["grad_norm"], logs["pods/ineligible"]) == (0.0, 0.0, 1.0)
+    assert all(value is None or math.isfinite(value) for value in logs.values())
     assert all(weight.isfinite().all() for weight in weights(nothing_ends).values())
 
     ends = [i in (1, 2, 5, 6) for i in range(8)]
@@ -269,13 +304,48 @@ def test_truncated_rollouts_are_kept_last_when_they_are_masked(tmp_path, loss_ty
         tmp_path, Script([Group([0, 1, 0.2, 0, 0, 0.9, 0.3, 0], F1.lengths, ends=ends)]), **settings, **LOGGED
     )
     assert kept_rows(some_end) == [1, 2, 5, 6]
+    assert all(value is None or math.isfinite(value) for value in only_log(some_end).values())
+    assert only_log(some_end)["grad_norm"] > 0
 
 
-def test_a_tied_group_keeps_its_kl_term(tmp_path):
-    make_model(seed=3).save_pretrained(tmp_path / "reference")
-    model = make_model()
-    model.config._name_or_path = str(tmp_path / "reference")
-    trainer = train(tmp_path, Script([Group([1, 1, 1, 1])]), model=model, beta=0.1, **N4_M2)
-    logs = only_log(trainer)
-    assert logs["kl"] > 0
-    assert logs["loss"] == pytest.approx(0.1 * logs["kl"], rel=1e-5)
+TIED, MIXED = Group([1] * 4, [5, 3, 4, 2]), Group([0, 1, 0.25, 0.5], [2, 6, 3, 3])
+
+
+@pytest.mark.parametrize(("groups", "policy_loss"), [([TIED], 0.0), ([TIED, MIXED], -0.70701 * (6 - 2) / (8 + 8))])
+def test_a_tied_group_keeps_its_kl_term(tmp_path, groups, policy_loss):
+    reference = make_model(seed=3)
+    reference.save_pretrained(tmp_path / "reference")
+    kept = {number: [0, 1] for number in range(len(groups))}
+
+    def run(name, script, trainer_class, config_class, **extra):
+        model = make_model()
+        model.config._name_or_path = str(tmp_path / "reference")
+        settings = {"num_generations": 2, "per_device_train_batch_size": 2 * len(groups), "beta": 0.1}
+        return only_log(train(tmp_path / name, script, trainer_class, config_class, model=model, **settings, **extra))
+
+    ours = run("pods", Script(groups), PODSGRPOTrainer, PODSGRPOConfig, num_rollouts=4)
+    kl = mean_kl(make_model(), reference, [(n, groups[n].completion(i)) for n, rows in kept.items() for i in rows])
+    assert ours["kl"] == pytest.approx(kl, rel=1e-4)
+    assert ours["kl"] > 0
+    assert ours["loss"] == pytest.approx(policy_loss + 0.1 * kl, abs=1e-5)
+
+    theirs = run("shadow", Script(groups, only=kept), GRPOTrainer, GRPOConfig)
+    of_the_update = [key for key in theirs if key.startswith(("loss", "grad_norm", "kl", "entropy", "clip_ratio/"))]
+    assert len(of_the_update) >= 9
+    for key in of_the_update:
+        assert ours[key] == theirs[key], key
+
+
+def mean_kl(policy, reference, rows):
+    """Mean over tokens of exp(d) - d - 1, with d the reference's log-prob of a token less the policy's."""
+    values = []
+    for number, completion in rows:
+        ids = torch.tensor([[10 + number, 3, 4, *completion]])
+        with torch.no_grad():
+            logprobs = [
+                model(ids).logits.log_softmax(-1)[0, 2:-1].gather(1, torch.tensor(completion)[:, None])
+                for model in (policy, reference)
+            ]
+        difference = logprobs[1] - logprobs[0]
+        values.append(difference.exp() - difference - 1)
+    return torch.cat(values).mean().item()

@@ -52,6 +52,19 @@ SUPPORTED_TRL = SpecifierSet(">=1.10,<1.17")
 _PER_ROW = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "images", "tool_images")
 _EXTRA_FIELDS = 5  # position of the dictionary of `rollout_func`'s further fields among them
 
+# Lists with one entry per row that TRL sets on the trainer before it generates. It goes on using the first alone.
+_PER_ROW_ATTRIBUTES = {"_batch_environments", "environments", "_sync_tool_dicts", "_async_tool_dicts"}
+
+# What TRL returns of a round with one entry per image, tile or patch; everything else has one entry per row.
+_PER_IMAGE = {
+    "image_grid_thw",
+    "image_position_ids",
+    "image_sizes",
+    "pixel_attention_mask",
+    "pixel_values",
+    "spatial_shapes",
+}
+
 # A standard deviation that is zero but for rounding, as TRL judges it for `frac_reward_zero_std`.
 _NO_SPREAD = 1e-8
 
@@ -83,6 +96,7 @@ class _Round:
     """A round that down-samples, from widening to the logs."""
 
     rows: list[dict[str, Any]]  # the list that TRL works on: all rollouts of this process, after selection the kept
+    attributes: dict[str, Any]  # of the trainer, as the round began
     selection: _Selection | None = None
 
 
@@ -203,7 +217,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         return output
 
     def _down_sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._round = round_ = _Round(rows=self._widen(inputs))
+        self._round = round_ = _Round(rows=self._widen(inputs), attributes=dict(vars(self)))
         # Images of all rollouts are logged below. TRL gathers those of the kept rollouts on the processes that have
         # any, and selection may leave some processes without.
         log_multimodal, self.log_multimodal = self.log_multimodal, False
@@ -213,6 +227,7 @@ Y. K. Li and Y. Wu and Daya Guo},
             self._round, self.log_multimodal = None, log_multimodal
         if round_.selection is None:
             raise RuntimeError("The installed TRL does not generate by `GRPOTrainer._generate`, as trl_pods expects.")
+        _check_output(output, num_kept=len(inputs))
         if self.args.advantage_statistics == "all" or self._demands_signal:
             self._adjust_advantages(output, round_.selection, num_local=len(inputs))
         self._log_all_rewards(round_.selection)
@@ -240,6 +255,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         if self._round is None:
             with self._timer.phase("generate"):
                 return super()._generate(prompts)
+        self._check_attributes(self._round, prompts)
         with self._timer.phase("generate"), self._generating_rollouts():
             outputs = super()._generate(prompts)
         return self._keep_selected(self._round, prompts, outputs)
@@ -275,6 +291,18 @@ Y. K. Li and Y. Wu and Daya Guo},
             yield
         finally:
             self.num_generations = self.args.num_generations
+
+    def _check_attributes(self, round_: _Round, prompts: list) -> None:
+        """Refuse a list with one entry per rollout that was set since the round began and that is not known."""
+        for name, value in vars(self).items():
+            is_new = isinstance(value, list) and value is not round_.attributes.get(name)
+            shrinks = value is prompts or value is round_.rows
+            if is_new and len(value) == len(prompts) and not shrinks and name not in _PER_ROW_ATTRIBUTES:
+                raise RuntimeError(
+                    f"`{name}` of the trainer holds one entry for each of the {len(value)} rollouts: this release of "
+                    "TRL, or a subclass, keeps a list by row that trl_pods does not know, and it would no longer "
+                    "match the rows after selection."
+                )
 
     def _keep_selected(self, round_: _Round, prompts: list, outputs: tuple) -> tuple:
         """Score and select; drop the others from `outputs` and, in place, from the lists that TRL goes on using."""
@@ -615,6 +643,16 @@ def _check_one_entry_per_row(columns: dict[str, Any], num_rows: int) -> None:
             raise RuntimeError(
                 f"`{name}` has {len(column)} entries for {num_rows} rollouts: this release of TRL, a subclass or a "
                 "`rollout_func` generates in another shape than trl_pods knows, and going on would misalign them."
+            )
+
+
+def _check_output(output: dict[str, Any], num_kept: int) -> None:
+    for name, value in output.items():
+        is_by_row = isinstance(value, list | tuple) or (isinstance(value, torch.Tensor) and value.ndim > 0)
+        if is_by_row and name not in _PER_IMAGE and len(value) != num_kept:
+            raise RuntimeError(
+                f"`{name}` has {len(value)} entries for {num_kept} kept rollouts: this release of TRL, or a subclass, "
+                "computes something by row that trl_pods does not know, and going on would misalign it."
             )
 
 
