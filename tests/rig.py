@@ -28,8 +28,10 @@ VOCABULARY = 128
 PAD, EOS, UNKNOWN, FIRST_WORD = 0, 1, 2, 3
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<unk>": UNKNOWN} | {f"w{i}": i for i in range(FIRST_WORD, VOCABULARY)}
+def make_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Knows `w3`, `w4` and so on; `words` take the places of the last of these."""
+    names = [f"w{i}" for i in range(FIRST_WORD, VOCABULARY - len(words))] + list(words)
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *names])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(

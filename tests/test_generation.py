@@ -10,6 +10,7 @@ from packaging.version import Version
 from rig import (
     EOS,
     F1,
+    FIRST_WORD,
     LOGGED,
     N4_M2,
     N8_M4,
@@ -57,8 +58,7 @@ def engine(monkeypatch):
     return EngineStub
 
 
-@pytest.mark.parametrize("selection_matters_for", ["width", "rows"])
-def test_no_forward_pass_sees_a_dropped_rollout(tmp_path, engine, selection_matters_for):
+def test_no_forward_pass_sees_a_dropped_rollout(tmp_path, engine):
     make_model().save_pretrained(tmp_path / "reference")
     # One dropped rollout has 8 tokens; the kept ones, 0.0 and 1.0, at most 5.
     rewards, lengths = [0.0, 1.0, 0.0, 1.0] + [0.5] * 12, [3, 5, 4, 2] + [8] + [6] * 11
@@ -82,7 +82,8 @@ def test_no_forward_pass_sees_a_dropped_rollout(tmp_path, engine, selection_matt
     assert policy.rows(with_grad=False) == [4]  # old log-probs, for the importance-sampling correction
     assert reference.rows(with_grad=False) == [4]
     assert policy.widths() == reference.widths() == {3 + 5}  # prompt and the longest kept completion
-    assert only_log(trainer)["time/score"] > 0
+    for phase in ("generate", "reward", "select", "score", "update"):
+        assert only_log(trainer)[f"time/{phase}"] > 0, phase
 
 
 def test_the_engine_is_sized_for_all_rollouts_and_called_once_a_round(tmp_path, engine):
@@ -98,39 +99,81 @@ def test_the_engine_is_sized_for_all_rollouts_and_called_once_a_round(tmp_path, 
             use_vllm=True,
             vllm_mode="colocate",
             vllm_gpu_memory_utilization=0.4,
+            vllm_max_model_length=96,
+            vllm_enable_sleep_mode=True,
+            vllm_tensor_parallel_size=1,
             trainer_kwargs={"rollout_func": None, "reward_funcs": [number_of_distinct_words]},
         )
         assert trainer.vllm_generation.generated == [(8, 8)]  # 8 rows, in groups of 8
         assert trainer.vllm_generation.synced == 1
         assert trainer.num_generations == 4
-    assert [built["max_num_seqs"] for built in engine.built] == [8, 8]
-    assert engine.built[0]["gpu_memory_utilization"] == 0.4
+    given = {
+        "max_num_seqs": 8,
+        "gpu_memory_utilization": 0.4,
+        "max_model_length": 96,
+        "enable_sleep_mode": True,
+        "tensor_parallel_size": 1,
+    }
+    assert [{name: built[name] for name in given} for built in engine.built] == [given, given]
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
-def test_sampling_log_probs_follow_their_rows(tmp_path, engine, mode):
-    # Before 1.11 TRL itself cannot take a token without a log-prob.
-    knows_none = Version(trl.__version__) >= Version("1.11")
+CLIP_MAX = 0.008  # about what tokens of a random model get, so that some are above
+SAMPLED_BY_VLLM = {
+    "num_generations": 4,
+    "per_device_train_batch_size": 4,
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_importance_sampling_clip_max": CLIP_MAX,
+}
+NO_LOGPROB = pytest.mark.skipif(
+    Version(trl.__version__) < Version("1.11"), reason="before 1.11 TRL itself takes no token without a log-prob"
+)
 
-    def logprobs(index):
-        return None if index == 4 and knows_none else -0.01 * (index + 1)
+
+class SpyOnTheLoss(PODSGRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        self.trained_on = inputs
+        return super()._compute_loss(model, inputs)
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"])
+@pytest.mark.parametrize("missing", [pytest.param(True, marks=NO_LOGPROB), False])
+def test_sampling_log_probs_follow_their_rows(tmp_path, engine, mode, missing):
+    # Every token of row i was sampled with -0.01 * (i + 1); with `missing`, one token of row 4 has no log-prob.
+    def logprobs(row):
+        values = [-0.01 * (row + 1)] * F1.lengths[row]
+        return [values[0], None, *values[2:]] if missing and row == 4 else values
 
     groups = [Group(F1.rewards, F1.lengths, logprob=logprobs)]
-    settings = {"num_generations": 4, "per_device_train_batch_size": 4, "use_vllm": True, "vllm_mode": "colocate"}
-    settings |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": 2.0}
-    seen = []
-
-    class Spy(PODSGRPOTrainer):
-        def _compute_loss(self, model, inputs):
-            seen.append(inputs)
-            return super()._compute_loss(model, inputs)
-
-    pods = train(tmp_path / "pods", Script(groups), Spy, num_rollouts=8, **settings)
+    correction = {"vllm_importance_sampling_mode": mode}
+    settings = SAMPLED_BY_VLLM | (correction if mode != "off" else {"vllm_importance_sampling_correction": False})
+    pods = train(tmp_path / "pods", Script(groups), SpyOnTheLoss, num_rollouts=8, **settings)
     shadow = train(tmp_path / "shadow", Script(groups, only={0: [0, 1, 4, 5]}), GRPOTrainer, GRPOConfig, **settings)
-    first_token = sorted(seen[0]["sampling_per_token_logps"][:, 0].nan_to_num(nan=9.0).tolist())
-    assert first_token == pytest.approx([-0.06, -0.02, -0.01, 9.0] if knows_none else [-0.06, -0.05, -0.02, -0.01])
+
+    inputs = pods.trained_on
+    rows = (inputs["completion_ids"][:, 0] - FIRST_WORD) // 7
+    assert sorted(rows.tolist()) == [0, 1, 4, 5]
+    assert inputs["sampling_per_token_logps"][:, 0].tolist() == pytest.approx((-0.01 * (rows + 1)).tolist())
+    if mode == "off":
+        assert "importance_sampling_ratio" not in inputs
+        assert only_log(pods)["loss"] == pytest.approx(-0.19124, abs=1e-5)
+    else:
+        expected = ratios(inputs, missing, sequences="sequence" in mode, mask="mask" in mode)
+        assert inputs["importance_sampling_ratio"].shape == expected.shape
+        assert torch.allclose(inputs["importance_sampling_ratio"], expected)
     assert math.isfinite(only_log(pods)["loss"])
-    assert only_log(pods)["loss"] == only_log(shadow)["loss"]
+    for key in ("loss", "grad_norm", *(k for k in only_log(shadow) if k.startswith("sampling/"))):
+        assert only_log(pods)[key] == only_log(shadow)[key], key
+
+
+def ratios(inputs, missing, sequences, mask):
+    """Importance-sampling ratios row by row; a token without a log-prob is neutral."""
+    rows = (inputs["completion_ids"][:, 0] - FIRST_WORD) // 7
+    difference = (inputs["old_per_token_logps"] + 0.01 * (rows[:, None] + 1)) * inputs["completion_mask"]
+    if missing:
+        difference[rows == 4, 1] = 0
+    ratio = (difference.sum(dim=1, keepdim=True) if sequences else difference).exp()
+    return ratio.masked_fill(ratio > CLIP_MAX, 0) if mask else ratio.clamp(max=CLIP_MAX)
 
 
 def test_masks_of_a_rollout_func_follow_their_rows(tmp_path):
@@ -190,20 +233,70 @@ def test_rollouts_of_a_prompt_share_no_objects(tmp_path):
     assert lengths == [2, 2, 2, 2]
 
 
-def test_generation_of_an_unknown_shape_is_refused_loudly(tmp_path):
-    class OtherGeneration(GRPOTrainer):
-        def _generate(self, prompts):
-            outputs = super()._generate(prompts)
-            return (*outputs[:1], outputs[1][:-1], *outputs[2:])
+# What a later TRL, or a subclass, may add by row
 
-    class OtherPODS(PODSMixin, OtherGeneration):
-        pass
 
+class ShortColumn(GRPOTrainer):
+    def _generate(self, prompts):
+        outputs = super()._generate(prompts)
+        return (*outputs[:1], outputs[1][:-1], *outputs[2:])
+
+
+class NinthValue(GRPOTrainer):
+    def _generate(self, prompts):
+        return (*super()._generate(prompts), [0] * len(prompts))
+
+
+class UnknownAttribute(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        self._budgets = [len(row) for row in inputs]
+        return super()._generate_and_score_completions(inputs)
+
+
+class UnknownTensor(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        values = torch.arange(len(inputs))
+        return super()._generate_and_score_completions(inputs) | {"difficulty": values}
+
+
+class UnknownList(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        values = list(range(len(inputs)))
+        return super()._generate_and_score_completions(inputs) | {"difficulty": values}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (ShortColumn, "`completion_ids` has 7 entries for 8 rollouts"),
+        (NinthValue, "returns 9 values; trl_pods knows 8"),
+        (UnknownAttribute, "`_budgets` of the trainer holds one entry for each of the 8 rollouts"),
+        (UnknownTensor, "`difficulty` has 8 entries for 4 kept rollouts"),
+        (UnknownList, "`difficulty` has 8 entries for 4 kept rollouts"),
+    ],
+)
+def test_what_is_kept_by_row_in_an_unknown_way_is_refused_loudly(tmp_path, other, message):
     def constant(prompts, **kwargs):
         return [0.0] * len(prompts)
 
-    with pytest.raises(RuntimeError, match="`completion_ids` has 7 entries for 8 rollouts"):
-        train(tmp_path, Script([F1]), OtherPODS, trainer_kwargs={"reward_funcs": [constant]}, **N8_M4)
+    pods = type("OtherPODS", (PODSMixin, other), {})
+    with pytest.raises(RuntimeError, match=message):
+        train(tmp_path, Script([F1]), pods, trainer_kwargs={"reward_funcs": [constant]}, **N8_M4)
+
+
+def test_what_is_computed_by_row_of_the_kept_rollouts_follows_them(tmp_path):
+    class Own(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            self.rows_of_the_round = inputs  # shrinks with the rows
+            output = super()._generate_and_score_completions(inputs)
+            lengths = output["completion_mask"].sum(dim=1)
+            return output | {"own_tensor": lengths, "own_list": lengths.tolist(), "own_number": torch.tensor(7)}
+
+    trainer = train(tmp_path, Script([F1]), type("OwnPODS", (SpyOnTheLoss, Own), {}), **N8_M4)
+    inputs = trainer.trained_on
+    assert inputs["own_tensor"].tolist() == inputs["own_list"] == inputs["completion_mask"].sum(dim=1).tolist()
+    assert sorted(inputs["own_list"]) == [3, 4, 5, 6]
+    assert [row["rollout"] for row in trainer.rows_of_the_round] == [0, 1, 4, 5]
 
 
 # Rollouts in parts

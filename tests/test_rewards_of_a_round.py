@@ -7,10 +7,59 @@ import threading
 import numpy as np
 import pytest
 import torch
-from rig import F1, LOGGED, N4_M2, N8_M4, Group, Script, kept_rows, make_trainer, only_log, read_table, train, weights
+from datasets import Dataset
+from rig import (
+    EOS,
+    F1,
+    LOGGED,
+    N4_M2,
+    N8_M4,
+    Group,
+    Script,
+    kept_rows,
+    make_tokenizer,
+    make_trainer,
+    only_log,
+    read_table,
+    train,
+    weights,
+)
+from trl.rewards import accuracy_reward
 
 
 NAN, INF = float("nan"), float("inf")
+
+
+def ones(count, num_rollouts=16):
+    return [1.0] * count + [0.0] * (num_rollouts - count)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept", "advantages"),
+    [
+        (F1.rewards, [0, 1, 4, 5], [-0.76495, 0.76495, -0.95618, 0.95618]),
+        ([0, 0, 0, 0, 0, 0, 0.1, 1], [0, 1, 2, 7], [-0.4999, -0.4999, -0.4999, 1.4997]),  # not half and half
+        (ones(1), [0, 1, 2, 3], [1.4997, -0.4999, -0.4999, -0.4999]),
+        (ones(2), [0, 1, 2, 3], [0.86588, 0.86588, -0.86588, -0.86588]),
+        (ones(3), [0, 1, 3, 4], [0.86588, 0.86588, -0.86588, -0.86588]),
+        (ones(8), [0, 1, 8, 9], [0.86588, 0.86588, -0.86588, -0.86588]),
+        (ones(15), [0, 1, 2, 15], [0.4999, 0.4999, 0.4999, -1.4997]),
+        # The mean of .1, 0 and .6 is .23333, their standard deviation .32146.
+        ([0.3, 0.1, 0.2, 0, 0.6, 0.5, 0.4], [1, 3, 4], [-0.41465, -0.72563, 1.14028]),
+    ],
+)
+def test_the_rewards_with_the_largest_variance_are_kept_and_normalised_by_themselves(
+    tmp_path, rewards, kept, advantages
+):
+    m = len(kept)
+    settings = {"num_rollouts": len(rewards), "num_generations": m, "per_device_train_batch_size": m}
+    trainer = train(tmp_path, Script([Group(rewards)]), **settings, **LOGGED)
+    assert kept_rows(trainer) == kept
+    assert advantages_of(trainer) == pytest.approx(advantages, abs=5e-5)
+
+
+def advantages_of(trainer):
+    return read_table(trainer)["advantage"].dropna().tolist()
 
 
 @pytest.mark.parametrize("unscored", [None, NAN])
@@ -19,6 +68,7 @@ def test_a_rollout_without_a_score_is_kept_last(tmp_path, unscored):
     trainer = train(tmp_path, script, **N4_M2, **LOGGED)
     logs = only_log(trainer)
     assert kept_rows(trainer) == [1, 2]
+    assert advantages_of(trainer) == pytest.approx([-0.70691, 0.70691], abs=1e-5)
     assert logs["loss"] == pytest.approx(-0.35345, abs=1e-5)
     assert logs["reward"] == pytest.approx(0.6333, abs=1e-4)
     assert logs["pods/ineligible"] == 0.25
@@ -64,10 +114,47 @@ def test_weights_decide_what_is_kept(tmp_path):
     trainer = train(tmp_path, script, reward_weights=[1, -0.5], **N4_M2, **LOGGED)
     logs = only_log(trainer)
     assert kept_rows(trainer) == [0, 1]
+    assert advantages_of(trainer) == pytest.approx([0.70704, -0.70704], abs=1e-5)
     assert logs["loss"] == pytest.approx(0.17676, abs=1e-5)
     assert logs["reward"] == pytest.approx(0.1875)
     assert logs["rewards/f1/mean"] == pytest.approx(0.5)
     assert logs["rewards/f2/mean"] == pytest.approx(0.625)
+
+
+def test_a_function_of_weight_zero_is_logged_and_decides_nothing(tmp_path):
+    # f2 alone would keep rollouts 1 and 2; it also scores rollout 3, which f1 could not.
+    rewards = list(zip([0.2, 0.5, 0.4, None, 0.9], [0.5, 1, 0, 0.5, 0.5], strict=True))
+    script = Script([Group(rewards)], num_functions=2)
+    trainer = train(tmp_path, script, reward_weights=[1, 0], **(N4_M2 | {"num_rollouts": 5}), **LOGGED)
+    assert kept_rows(trainer) == [0, 4]
+    assert only_log(trainer)["pods/ineligible"] == 0.2
+    assert only_log(trainer)["rewards/f2/mean"] == pytest.approx(0.5)
+
+
+def test_weights_of_zero_alone_push_nothing(tmp_path):
+    script = Script([Group([(0, 1), (1, 0), (1, 1), (None, None)])], num_functions=2)
+    trainer = train(tmp_path, script, reward_weights=[0, 0], learning_rate=1e-2, **N4_M2, **LOGGED)
+    logs = only_log(trainer)
+    assert kept_rows(trainer) == [0, 1]
+    assert (logs["loss"], logs["grad_norm"], logs["reward"], logs["pods/no_signal"]) == (0, 0, 0, 1)
+    assert logs["rewards/f1/mean"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("selector", "kept"), [("max_variance", [0, 1]), ("max_reward", [1, 3])])
+def test_a_negative_weight_turns_the_order_of_rewards_round(tmp_path, selector, kept):
+    trainer = train(tmp_path, Script([Group([3, 0, 2, 1])]), selector=selector, reward_weights=[-2], **N4_M2, **LOGGED)
+    assert kept_rows(trainer) == kept
+    assert advantages_of(trainer)[0] < 0 or selector == "max_reward"
+    assert only_log(trainer)["reward"] == -3
+    assert only_log(trainer)["rewards/f1/mean"] == 1.5
+
+
+def test_a_rule_that_looks_at_weights_of_zero_alone_is_refused(tmp_path):
+    script = Script([Group([(0, 1)] * 4)], num_functions=2)
+    with pytest.raises(
+        ValueError, match=r"selection_reward_funcs=\['f2'\].*reward_weights=\[1.0, 0.0\].*other than 0"
+    ):
+        make_trainer(tmp_path, script, selection_reward_funcs=["f2"], reward_weights=[1, 0], **N4_M2)
 
 
 def test_shaping_in_an_all_wrong_group_is_visible_in_the_logs(tmp_path):
@@ -141,28 +228,6 @@ def test_rules_of_gfpo_in_the_trainer(tmp_path, selector, kept):
 
 
 def test_reward_functions_get_all_columns_and_may_return_any_numbers(tmp_path):
-    received = {}
-
-    def integers(completions, answer, meta, kept, advantages, tags, trainer_state, **kwargs):
-        assert threading.current_thread() is threading.main_thread()
-        columns = {"answer": answer, "meta": meta, "kept": kept, "advantages": advantages, "tags": tags} | kwargs
-        assert {len(columns[key]) for key in ("answer", "meta", "kept", "advantages", "tags", "rollout")} == {8}
-        received.update(columns)
-        return list(range(8))
-
-    def booleans(completions, **kwargs):
-        return [i % 2 == 0 for i in range(len(completions))]
-
-    def numpy_numbers(completions, **kwargs):
-        return list(np.zeros(len(completions), dtype=np.float32))
-
-    async def in_reverse(completions, **kwargs):
-        async def one(i):
-            await asyncio.sleep(0.001 * (len(completions) - i))
-            return i / 100
-
-        return await asyncio.gather(*map(one, range(len(completions))))
-
     script = Script([Group([0] * 4)] * 2)
     columns = {
         "answer": ["a", "b"],
@@ -171,6 +236,26 @@ def test_reward_functions_get_all_columns_and_may_return_any_numbers(tmp_path):
         "advantages": [1, 2],
         "tags": [["t"], []],
     }
+    received = []
+
+    def integers(**kwargs):
+        assert threading.current_thread() is threading.main_thread()
+        received.append(kwargs)
+        return list(range(8))
+
+    def booleans(completions, **kwargs):
+        return [i % 2 == 0 for i in range(len(completions))]
+
+    def numpy_numbers(completions, **kwargs):
+        return np.arange(len(completions), dtype=np.float32) / 4
+
+    async def in_reverse(completions, **kwargs):
+        async def one(i):
+            await asyncio.sleep(0.001 * (len(completions) - i))
+            return i / 100
+
+        return await asyncio.gather(*map(one, range(len(completions))))
+
     dataset = script.dataset()
     for name, values in columns.items():
         dataset = dataset.add_column(name, values)
@@ -183,23 +268,98 @@ def test_reward_functions_get_all_columns_and_may_return_any_numbers(tmp_path):
         trainer_kwargs={"reward_funcs": [integers, booleans, numpy_numbers, in_reverse], "train_dataset": dataset},
         **LOGGED,
     )
-    assert received["answer"] == ["a"] * 4 + ["b"] * 4
-    assert received["kept"] == [7] * 4 + [8] * 4
+    (kwargs,) = received
+    for name, (first, second) in columns.items():
+        assert kwargs[name] == [first] * 4 + [second] * 4, name
+    assert kwargs["prompts"] == ["w10 w3 w4"] * 4 + ["w11 w3 w4"] * 4
+    assert kwargs["rollout"] == [0, 1, 2, 3] * 2
+    assert kwargs["completion_ids"] == [group.completion(i) for group in script.groups for i in range(4)]
+    assert kwargs["completions"] == [" ".join(f"w{i}" for i in ids[:-1]) for ids in kwargs["completion_ids"]]
+    assert kwargs["trainer_state"] is trainer.state
+    assert callable(kwargs["log_extra"])
+    assert callable(kwargs["log_metric"])
     table = read_table(trainer)
-    assert table["in_reverse"].tolist() == pytest.approx([i / 100 for i in range(8)])
+    assert table["integers"].tolist() == list(range(8))
     assert table["booleans"].tolist() == [1.0, 0.0] * 4
+    assert table["numpy_numbers"].tolist() == [i / 4 for i in range(8)]
+    assert table["in_reverse"].tolist() == pytest.approx([i / 100 for i in range(8)])
+    assert kept_rows(trainer) == [0, 3, 4, 7]
+
+
+def one_too_few(completions, **kwargs):
+    return [1.0] * (len(completions) - 1)
+
+
+async def one_too_few_later(completions, **kwargs):
+    return one_too_few(completions)
+
+
+def broken(completions, **kwargs):
+    return {}["missing"]
+
+
+async def broken_later(completions, **kwargs):
+    return broken(completions)
 
 
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (lambda completions, **kwargs: [1.0] * (len(completions) - 1), ValueError, "returned 3 rewards, but 4"),
-        (lambda completions, **kwargs: {}["missing"], KeyError, "missing"),
+        (one_too_few, ValueError, "'one_too_few' returned 7 rewards, but 8 were expected"),
+        (one_too_few_later, ValueError, "'one_too_few_later' returned 7 rewards, but 8 were expected"),
+        (broken, KeyError, "missing"),
+        (broken_later, KeyError, "missing"),
     ],
 )
 def test_errors_of_reward_functions_surface_unchanged(tmp_path, function, error, message):
     with pytest.raises(error, match=message):
-        train(tmp_path, Script([Group([0] * 4)]), trainer_kwargs={"reward_funcs": [function]}, **N4_M2)
+        train(tmp_path, Script([F1]), trainer_kwargs={"reward_funcs": [function]}, **N8_M4)
+
+
+HALF = r"\boxed{\frac{1}{2}}"
+MATH = {  # by gold answer: completions, and what TRL's own reward for them is
+    "6": ([r"\boxed{6}", "The answer is 6", "6", r"\boxed{6} and then \boxed{7}"], [1, 0, 0, 0]),
+    "1/2": ([HALF, "6", HALF, "7"], [1, 0, 1, 0]),
+    "0.5": (["6", HALF, "7", HALF], [0, 1, 0, 1]),
+    "1,000": (["7", "6", "7", r"\boxed{1000}"], [0, 0, 0, 1]),
+    "Paris": ([r"\boxed{Paris}"] * 4, [NAN] * 4),
+    "": ([HALF] * 4, [NAN] * 4),
+    "A": ([r"\boxed{A}"] * 4, [NAN] * 4),
+    r"7.41\%": ([r"\boxed{7.41\%}"] * 4, [0] * 4),  # right, but not as this gold is read
+    r"2\sqrt{5}": ([r"\boxed{2\sqrt{5}}"] * 4, [0] * 4),
+}
+
+
+def test_the_math_reward_of_trl_leaves_a_gold_that_it_cannot_read_without_a_score(tmp_path):
+    texts = [text for completions, _ in MATH.values() for text in completions]
+    words = sorted({word for text in texts for word in text.split()})
+    tokenizer = make_tokenizer(words)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+    def rollout_func(prompts, trainer):
+        ids = [[*tokenizer(text)["input_ids"], EOS] for text in texts]
+        return {"prompt_ids": [[5]] * len(ids), "completion_ids": ids, "logprobs": [[-0.1] * len(row) for row in ids]}
+
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w5"}]] * len(MATH), "solution": list(MATH)})
+    trainer = train(
+        tmp_path,
+        Script([]),
+        trainer_kwargs={
+            "rollout_func": rollout_func,
+            "reward_funcs": [accuracy_reward],
+            "train_dataset": dataset,
+            "processing_class": tokenizer,
+        },
+        **(N4_M2 | {"per_device_train_batch_size": 2 * len(MATH)}),
+        **LOGGED,
+    )
+    rewards = read_table(trainer)["accuracy_reward"].tolist()
+    assert rewards == pytest.approx([reward for _, values in MATH.values() for reward in values], nan_ok=True)
+    assert [row % 4 for row in kept_rows(trainer)] == [0, 1] * 3 + [0, 3] + [0, 1] * 5
+    assert only_log(trainer)["pods/ineligible"] == pytest.approx(3 / 9)
+    assert only_log(trainer)["reward"] == pytest.approx(6 / 24)
+    assert math.isfinite(only_log(trainer)["loss"])
+    assert only_log(trainer)["grad_norm"] > 0
 
 
 def test_a_reward_function_may_hold_on_to_its_lists(tmp_path):

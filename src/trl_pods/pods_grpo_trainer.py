@@ -190,7 +190,14 @@ Y. K. Li and Y. Wu and Daya Guo},
                 f"selection_reward_funcs={wanted} names {sorted(unknown)}, which are not among the reward functions. "
                 f"Use some of {self.reward_func_names}."
             )
-        return [i for i, name in enumerate(self.reward_func_names) if wanted is None or name in wanted]
+        columns = [i for i, name in enumerate(self.reward_func_names) if wanted is None or name in wanted]
+        if wanted is not None and not self.reward_weights[columns].any():
+            raise ValueError(
+                f"selection_reward_funcs={wanted} names functions whose weights are all 0 in "
+                f"reward_weights={self.reward_weights.tolist()}, so that no group would have a signal. Give one of "
+                "them a weight other than 0, for instance 1.0."
+            )
+        return columns
 
     @cached_property
     def _timer(self) -> RoundTimer:
@@ -384,7 +391,8 @@ Y. K. Li and Y. Wu and Daya Guo},
         lengths, truncated = self._completion_lengths(columns["completion_ids"], columns["tool_mask"])
         # In float64 on the CPU, so that the choice does not depend on the device.
         rewards_all = rewards_per_func.double().cpu()
-        looked_at = self._selection_columns
+        # A function of weight 0 is there for the logs: it must not make a score of 0 out of none.
+        looked_at = [i for i in self._selection_columns if self.reward_weights[i] != 0] or self._selection_columns
         totals = total_rewards(rewards_all[:, looked_at], self.reward_weights[looked_at])
         if self.mask_truncated_completions:  # they get no gradient
             totals = totals.masked_fill(truncated, torch.nan)
