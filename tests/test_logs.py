@@ -1,8 +1,17 @@
 """Metrics, times and the completions table."""
 
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pandas as pd
 import pytest
-from rig import F1, LOGGED, N4_M2, N8_M4, Group, Script, only_log, read_table, step_logs, train
+from rig import F1, LOGGED, N4_M2, N8_M4, Group, Script, make_trainer, only_log, read_table, step_logs, train
 from trl import GRPOConfig, GRPOTrainer
+from trl.extras.profiling import ProfilingContext
+from trl.trainer import grpo_trainer
 
 from trl_pods import PODSGRPOTrainer
 
@@ -26,6 +35,14 @@ def test_the_logged_reward_is_the_policys(tmp_path):
     logs = only_log(train(tmp_path, script, num_rollouts=16, num_generations=4, per_device_train_batch_size=4))
     assert logs["reward"] == 0.0625
     assert logs["pods/kept_reward"] == 0.25
+
+
+def test_a_group_has_no_spread_if_all_its_rollouts_have_none_not_the_kept_ones(tmp_path):
+    script = Script([Group([1, 1, 0, 0]), Group([1, 1, 1, 1])])
+    settings = N4_M2 | {"per_device_train_batch_size": 4, "selector": "max_reward"}
+    logs = only_log(train(tmp_path, script, **settings))
+    assert logs["frac_reward_zero_std"] == 0.5
+    assert logs["pods/kept_reward_std"] == 0
 
 
 @pytest.mark.parametrize(
@@ -105,26 +122,107 @@ def test_update_time_is_logged_once_a_round(tmp_path):
         assert counts["time/update"] == counts["time/generate"] == rounds, accumulation
 
 
+F1_ADVANTAGES = [-0.76495, 0.76495, -0.95618, 0.95618]
+TWO_GROUPS = [F1, Group([1, 0, 0, 0, 0, 0, 0, 0])]
+
+
 def test_the_completions_table_shows_every_rollout(tmp_path):
-    groups = [F1, Group([1, 0, 0, 0, 0, 0, 0, 0])]
-    trainer = train(tmp_path, Script(groups), max_steps=3, **(N8_M4 | {"per_device_train_batch_size": 8}), **LOGGED)
+    trainer = train(
+        tmp_path, Script(TWO_GROUPS), max_steps=3, **(N8_M4 | {"per_device_train_batch_size": 8}), **LOGGED
+    )
+    assert len(list((tmp_path / "completions").iterdir())) == 3
     for step in (1, 2, 3):
         table = read_table(trainer, step)
         assert list(table.columns) == ["step", "prompt", "completion", "f1", "kept", "advantage"]
-        assert table["f1"].tolist() == pytest.approx([*F1.rewards, *groups[1].rewards])
+        assert table["step"].tolist() == [step] * 16
+        assert table["prompt"].tolist() == ["w10 w3 w4"] * 8 + ["w11 w3 w4"] * 8
+        completions = [group.completion(i) for group in TWO_GROUPS for i in range(8)]
+        assert table["completion"].tolist() == [" ".join(f"w{token}" for token in ids[:-1]) for ids in completions]
+        assert table["f1"].tolist() == pytest.approx([reward for group in TWO_GROUPS for reward in group.rewards])
         assert table["kept"].dtype == bool
         assert table["kept"].tolist() == [i in (0, 1, 4, 5) for i in range(8)] + [i < 4 for i in range(8)]
         assert table["advantage"].isna().tolist() == (~table["kept"]).tolist()
         assert table["advantage"].dropna().tolist() == pytest.approx(
-            [-0.76495, 0.76495, -0.95618, 0.95618, 1.4997, -0.4999, -0.4999, -0.4999], abs=1e-4
+            [*F1_ADVANTAGES, 1.4997, -0.4999, -0.4999, -0.4999], abs=1e-4
         )
-        lengths = [len(text.split()) + 1 for text in table["completion"]]
-        assert lengths == [*F1.lengths, *groups[1].lengths]
 
 
-def test_printing_a_sample_of_completions_works(tmp_path, capsys):
-    train(tmp_path, Script([F1]), log_completions=True, num_completions_to_print=2, **N8_M4)
-    assert "kept" in capsys.readouterr().out
+@pytest.mark.parametrize("num_shown", [2, None])
+def test_a_sample_of_all_completions_is_printed(tmp_path, capsys, monkeypatch, num_shown):
+    printed = []
+
+    def spy(prompts, completions, rewards, advantages, step, num_samples, extra):
+        printed.append([len(c) for c in (prompts, completions, advantages, *rewards.values(), *extra.values())])
+        print_sample(prompts, completions, rewards, advantages, step, num_samples, extra=extra)
+
+    monkeypatch.setenv("COLUMNS", "200")
+    print_sample = grpo_trainer.print_prompt_completions_sample
+    monkeypatch.setattr(grpo_trainer, "print_prompt_completions_sample", spy)
+    settings = N8_M4 | {"per_device_train_batch_size": 8, "num_completions_to_print": num_shown, "max_steps": 2}
+    train(tmp_path, Script(TWO_GROUPS), log_completions=True, **settings)
+    assert printed == [[16] * 5] * 3  # prompt, completion, advantage, f1, kept; the last one again as training ends
+    shown = capsys.readouterr().out
+    assert shown.count("kept ") == 3
+    assert shown.count("True") + shown.count("False") == 3 * (num_shown or 16)
+
+
+# Tables of a tracker
+
+
+class Tracker:
+    """Stands for trackio: keeps the tables that TRL sends."""
+
+    def __init__(self):
+        self.tables = []
+
+    def Table(self, dataframe):  # noqa: N802
+        return dataframe
+
+    def log(self, logs):
+        self.tables.append(logs["completions"])
+
+
+@pytest.mark.parametrize("log_unique_prompts", [False, True])
+def test_a_tracker_gets_the_table_of_all_rollouts(tmp_path, monkeypatch, log_unique_prompts):
+    tracker = Tracker()
+    monkeypatch.setattr(grpo_trainer, "trackio", tracker, raising=False)
+    monkeypatch.setattr(ProfilingContext, "_log_metrics", lambda *args: None)
+    trainer = make_trainer(
+        tmp_path,
+        Script(TWO_GROUPS),
+        log_unique_prompts=log_unique_prompts,
+        max_steps=3,
+        **(N8_M4 | {"per_device_train_batch_size": 8}),
+        **LOGGED,
+    )
+    trainer.args.report_to = ["trackio"]  # now, so that nothing but TRL's tables goes to the tracker
+    trainer.train()
+    rows = [0, 8] if log_unique_prompts else list(range(16))  # the first of each prompt, or all
+    # The last one is sent again as training ends.
+    for step, table in zip((1, 2, 3, 3), tracker.tables, strict=True):
+        pd.testing.assert_frame_equal(table, read_table(trainer, step).iloc[rows])
+        assert table["kept"].tolist() == [row in (0, 1, 4, 5, 8, 9, 10, 11) for row in rows]
+
+
+@pytest.mark.slow
+def test_trackio_takes_the_table(tmp_path):
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    code = (
+        "import sys; from rig import *\n"
+        "train(sys.argv[1], Script([F1]), report_to='trackio', project='pods', max_steps=2, **N8_M4, **LOGGED)"
+    )
+    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    with sqlite3.connect(tmp_path / "trackio" / "pods.db") as database:
+        logged = [json.loads(metrics) for (metrics,) in database.execute("select metrics from metrics order by id")]
+    tables = [metrics["completions"]["_value"] for metrics in logged if "completions" in metrics]
+    assert [table[0]["step"] for table in tables] == [1, 2, 2]  # the last one again as training ends
+    for table in tables:
+        assert [row["kept"] for row in table] == [i in (0, 1, 4, 5) for i in range(8)]
+        assert [row["f1"] for row in table] == pytest.approx(F1.rewards)
+        assert [row["advantage"] for row in table if row["kept"]] == pytest.approx(F1_ADVANTAGES, abs=1e-4)
 
 
 def test_extra_columns_and_metrics_of_reward_functions_are_logged(tmp_path):

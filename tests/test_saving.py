@@ -32,11 +32,18 @@ def test_lora(tmp_path, beta, gradient_checkpointing):
     trainer.save_model(str(tmp_path / "saved"))
     reloaded = PeftModel.from_pretrained(make_model(), tmp_path / "saved")
     tokens = torch.tensor([[5, 6, 7]])
-    trainer.model.eval()
-    # `forward` of the trained model is patched by TRL for fused log-probs, so compare hidden states.
-    ours = trainer.model.get_base_model().model(tokens).last_hidden_state
-    theirs = reloaded.eval().get_base_model().model(tokens).last_hidden_state
-    assert torch.allclose(ours, theirs)
+    ours = logits(trainer.model.get_base_model(), tokens)
+    assert torch.equal(logits(reloaded.get_base_model(), tokens), ours)
+    assert not torch.allclose(logits(make_model(), tokens), ours, atol=1e-3)
+    assert torch.allclose(logits(reloaded.merge_and_unload(), tokens), ours, atol=1e-5)
+    # In place, as for an export at the end of a run.
+    assert torch.allclose(logits(trainer.model.merge_and_unload(), tokens), ours, atol=1e-5)
+
+
+def logits(model, tokens):
+    # TRL replaces `forward` of the model that it trains by one for log-probs.
+    with torch.no_grad():
+        return model.lm_head(model.eval().model(tokens).last_hidden_state)
 
 
 def test_a_saved_model_loads_and_the_card_names_pods_and_grpo(tmp_path):
