@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig
 from rig import (
     F1,
     LOGGED,
@@ -100,8 +101,9 @@ def test_streamed_data_keep_their_groups(tmp_path, num_workers):
         train(tmp_path, script, trainer_kwargs=stream, max_steps=-1, **settings)
 
 
-@pytest.mark.parametrize("selector", ["max_variance", "random"])
-def test_a_resumed_run_ends_with_the_weights_of_the_straight_run(tmp_path, selector):
+@pytest.mark.parametrize(("selector", "adapter"), [("max_variance", False), ("random", False), ("max_variance", True)])
+def test_a_resumed_run_ends_with_the_weights_of_the_straight_run(tmp_path, selector, adapter):
+    trainer_kwargs = {"peft_config": LoraConfig(r=4, target_modules="all-linear")} if adapter else {}
     settings = {
         "num_rollouts": 4,
         "num_generations": 2,
@@ -116,10 +118,10 @@ def test_a_resumed_run_ends_with_the_weights_of_the_straight_run(tmp_path, selec
         "selector": selector,
     }
     groups = [Group([0, 1, 0.5, 0.25], [2, 3, 4, 5])] * 6
-    straight = train(tmp_path, Script(groups), **settings)
+    straight = train(tmp_path, Script(groups), trainer_kwargs=trainer_kwargs, **settings)
     assert straight.state.global_step == 12
     script = Script(groups)
-    resumed = make_trainer(tmp_path, script, **settings)
+    resumed = make_trainer(tmp_path, script, trainer_kwargs=trainer_kwargs, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert [sorted({number for number, _ in call}) for call in script.calls] == [[2, 3], [4, 5]]
     assert resumed.state.global_step == resumed.state.max_steps == 12

@@ -6,6 +6,7 @@ from rig import (
     N8_M4,
     Script,
     assert_equal_weights,
+    make_config,
     make_model,
     make_tokenizer,
     number_of_distinct_words,
@@ -55,6 +56,20 @@ def test_a_plain_grpo_config_gives_plain_grpo(tmp_path):
     trainer = train(tmp_path, Script([F1]), config_class=GRPOConfig, num_generations=8, per_device_train_batch_size=8)
     assert only_log(trainer)["loss"] == pytest.approx(-0.14777, abs=1e-5)
     assert trainer.num_rollouts == 8
+
+
+def test_model_and_reward_function_may_be_given_by_position(tmp_path):
+    script = Script([F1])
+    config = make_config(tmp_path, **N8_M4)
+    trainer = PODSGRPOTrainer(
+        make_model(),
+        script.reward_functions()[0],
+        config,
+        script.dataset(),
+        processing_class=make_tokenizer(),
+        rollout_func=script.rollout_func,
+    )
+    assert trainer.train().training_loss == pytest.approx(-0.19124, abs=1e-5)
 
 
 def test_no_config_at_all_means_what_it_means_for_grpo(tmp_path, monkeypatch):

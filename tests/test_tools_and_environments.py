@@ -169,6 +169,17 @@ def train(
     return trainer
 
 
+def assert_evaluated_alike(pods, shadow):
+    """After equal trainings, on the first two rollouts of each prompt."""
+    shadow.only = None
+    ours, theirs = (trainer.evaluate(trainer.train_dataset) for trainer in (pods, shadow))
+    assert ours["eval_reward"] == pytest.approx((0.2 + 0.9 + 1.0 + 0.3) / 4)
+    for key in theirs:
+        if key.startswith(("eval_reward", "eval_tools/", "eval_loss", "eval_entropy", "eval_completions/")):
+            assert ours[key] == theirs[key], key
+    assert any(key.startswith("eval_tools/") for key in theirs)
+
+
 def assert_trained_alike(pods, shadow):
     for ours, theirs in zip(step_logs(pods), step_logs(shadow), strict=True):
         assert ours["grad_norm"] > 0
@@ -187,6 +198,7 @@ def test_tools_train_as_plain_grpo_on_the_kept_conversations(tmp_path, tokenizer
     # Of all rollouts, two of four call the tool; of the kept ones of this script one of two.
     assert step_logs(pods)[0]["tools/call_frequency"] == 0.5
     assert kept_rows(pods, step=1) == [1, 2, 4, 7]
+    assert_evaluated_alike(pods, shadow)
     assert read_table(pods, step=1)["reward"].tolist() == pytest.approx(REWARDS[0] + REWARDS[1])
 
 
@@ -208,6 +220,9 @@ def test_each_rollout_has_an_environment_of_its_own(tmp_path, tokenizer):
     assert [board.board for board in boards] == [[7 + p, r] for p in (0, 1) for r in range(NUM_ROLLOUTS)]
     assert step_logs(pods)[0]["rewards/Board/mean"] == pytest.approx(sum(REWARDS[0] + REWARDS[1]) / 8)
     assert_trained_alike(pods, shadow)
+    Board.made = []
+    assert_evaluated_alike(pods, shadow)
+    assert Board.made == []  # those of the training are reset and used again
 
 
 def test_a_plain_trainer_of_pods_takes_the_same_arguments(tmp_path, tokenizer):
