@@ -303,6 +303,8 @@ def test_the_command_line_wins_over_the_recipe_for_the_training(write_recipe):
     _, config, _, _ = settings_of(recipe, "--num_rollouts", "6", "--selector=random")
     assert (config.num_rollouts, config.num_generations, config.selector) == (6, 2, "random")
     assert config.learning_rate == 2e-6
+    _, config, _, _ = settings_of(recipe, "--num_generations", "4", "--per_device_train_batch_size", "2")
+    assert (config.num_rollouts, config.num_generations, config.generation_batch_size) == (8, 4, 4)
 
 
 def test_the_command_line_wins_over_the_recipe_for_the_launch(write_recipe, tmp_path, no_default_config):

@@ -23,6 +23,10 @@ KEPT = {0: [1, 2], 1: [0, 3]}
 
 @pytest.fixture(scope="module")
 def tokenizer():
+    return make_byte_tokenizer()
+
+
+def make_byte_tokenizer():
     """One token a byte, with the marks and the chat template of a family that TRL can call tools with."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytes_only = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))

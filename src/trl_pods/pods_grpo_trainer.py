@@ -24,7 +24,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,7 @@ import trl
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
@@ -47,6 +48,9 @@ logger = get_logger(__name__)
 
 # Releases whose private methods are known; the same range as in the package's dependencies.
 SUPPORTED_TRL = SpecifierSet(">=1.10,<1.17")
+
+# Before 1.15 TRL's completions table shows prompts and completions decoded, also where they are lists of messages.
+_LOGS_TEXTS = Version(trl.__version__) < Version("1.15")
 
 # What `GRPOTrainer._generate` returns, in this order: a list with one entry per row, or nothing for all rows.
 _PER_ROW = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "images", "tool_images")
@@ -418,6 +422,9 @@ Y. K. Li and Y. Wu and Daya Guo},
         if self.log_completions:
             images = columns["images"] or _dataset_images(rows) or [None] * len(rows)
             table = {"prompt": prompts, "completion": columns["completions"], "images": images}
+            if _LOGS_TEXTS:  # in evaluation too: a column takes no mixture of texts and messages
+                decode = partial(self.processing_class.batch_decode, skip_special_tokens=True)
+                table["prompt"], table["completion"] = decode(columns["prompt_ids"]), decode(columns["completion_ids"])
         return _Selection(rewards_per_func, kept, has_signal.repeat_interleave(n), metrics, table)
 
     def _on_main_process(self, choose: Callable[[], torch.Tensor]) -> torch.Tensor:

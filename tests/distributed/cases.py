@@ -4,6 +4,7 @@ Runs under torchrun, one process group for all cases: `torchrun --nproc_per_node
 Each process writes what it saw of each case to FOLDER/rank<N>.json; the assertions are in test_two_processes.py.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from rig import F1, FIRST_WORD, Group, Script, make_trainer, step_logs
+from rig import F1, FIRST_WORD, ForwardCounter, Group, Script, make_trainer, step_logs
+from test_tools_and_environments import Board, ScriptedPODS, make_byte_tokenizer
+from test_tools_and_environments import train as train_with_tools
 from torch.distributed import destroy_process_group
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_pods import PODSGRPOTrainer
+from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
 
 
 # Three groups of four over two processes: the middle one straddles.
@@ -43,14 +46,24 @@ def checksum(trainer):
     return [parameter.double().sum().item() for parameter in trainer.model.parameters()]
 
 
+def digest(trainer):
+    """Tells weights apart that differ in any bit."""
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in trainer.model.parameters())
+    return hashlib.sha256(weights).hexdigest()
+
+
 def run(folder, script, trainer_class=Spy, **settings):
     trainer = make_trainer(folder, script, trainer_class, **settings)
+    counter = ForwardCounter(trainer.model)
     trainer.train()
     return {
         "logs": step_logs(trainer),
         "calls": script.calls,
         "trained": getattr(trainer, "trained", None),
         "weights": checksum(trainer),
+        "digest": digest(trainer),
+        "rows_with_grad": counter.rows(with_grad=True),
+        "max_steps": trainer.state.max_steps,
         "steps": trainer.state.global_step,
         "epoch": trainer.state.epoch,
     }
@@ -95,7 +108,16 @@ def f1(folder):
     return run(folder, Script([F1]), num_rollouts=8, num_generations=4, per_device_train_batch_size=2)
 
 
-def an_epoch(folder):
+def one_right_of_sixteen(folder):
+    script = Script([Group([0] * 11 + [1] + [0] * 4)])
+    return run(folder, script, num_rollouts=16, num_generations=4, per_device_train_batch_size=2)
+
+
+def an_epoch_of_two_iterations(folder):
+    return an_epoch(folder, num_iterations=2)
+
+
+def an_epoch(folder, **settings):
     return run(
         folder,
         Script([Group([0, 1, 0, 1, 0, 0, 1, 1])] * 8),
@@ -105,7 +127,41 @@ def an_epoch(folder):
         gradient_accumulation_steps=2,
         max_steps=-1,
         num_train_epochs=1,
+        **settings,
     )
+
+
+def completions_tables(folder):
+    return run(
+        folder,
+        Script([F1, F1]),
+        num_rollouts=8,
+        num_generations=4,
+        per_device_train_batch_size=4,
+        max_steps=3,
+        log_completions=True,
+        num_completions_to_print=2,
+    )
+
+
+def environments(folder):
+    Board.made = []
+    trainer = train_with_tools(
+        folder,
+        make_byte_tokenizer(),
+        ScriptedPODS,
+        PODSGRPOConfig,
+        {"num_rollouts": 4, "per_device_train_batch_size": 2},
+        tool="put",
+        everyone_calls=True,
+        trainer_settings={"environment_factory": Board, "reward_funcs": None},
+    )
+    return {
+        "turns": [board.turns for board in Board.made],
+        "resets": [board.num_resets for board in Board.made],
+        "logs": step_logs(trainer),
+        "digest": digest(trainer),
+    }
 
 
 def extra_columns_of_one_process(folder):
@@ -146,15 +202,32 @@ def distinct_words(completion_ids, **kwargs):
 
 
 SAMPLED = {"rollout_func": None, "reward_funcs": [distinct_words]}
-EQUAL = {"num_generations": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "max_steps": 3}
+EQUAL = {"num_generations": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2}
+
+
+def for_three_rounds(folder, *args, **settings):
+    """By number of iterations."""
+    return [
+        run(
+            folder,
+            Script([F1] * 3),
+            *args,
+            trainer_kwargs=SAMPLED.copy(),
+            num_iterations=mu,
+            max_steps=3 * mu,
+            **EQUAL,
+            **settings,
+        )
+        for mu in (1, 2)
+    ]
 
 
 def without_down_sampling(folder):
-    return run(folder, Script([F1] * 3), PODSGRPOTrainer, trainer_kwargs=SAMPLED.copy(), **EQUAL)
+    return for_three_rounds(folder, PODSGRPOTrainer)
 
 
 def plain_grpo(folder):
-    return run(folder, Script([F1] * 3), GRPOTrainer, trainer_kwargs=SAMPLED.copy(), config_class=GRPOConfig, **EQUAL)
+    return for_three_rounds(folder, GRPOTrainer, config_class=GRPOConfig)
 
 
 def failing_rule(folder):
@@ -179,7 +252,11 @@ CASES = [
     a_demand_for_signal,
     one_group_over_all_processes,
     f1,
+    one_right_of_sixteen,
     an_epoch,
+    an_epoch_of_two_iterations,
+    completions_tables,
+    environments,
     extra_columns_of_one_process,
     random_rule,
     without_down_sampling,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from cases import STRADDLING, Spy, run
-from rig import Script
+from rig import F1, Script
 
 
 CASES = Path(__file__).parent / "cases.py"
@@ -69,6 +69,8 @@ def test_one_process_trains_alike(seen, tmp_path):
         learning_rate=1e-2,
     )
     double = seen["straddling_group"][0]
+    trained = [row for process in seen["straddling_group"] for row in process["trained"]]
+    assert [tuple(row) for row in trained] == single["trained"]
     assert single["logs"][0]["loss"] == pytest.approx(double["logs"][0]["loss"], abs=1e-6)
     assert single["weights"] == pytest.approx(double["weights"], abs=1e-5)
     for key in ("reward", "reward_std", "frac_reward_zero_std", "num_tokens", "pods/kept_reward", "pods/kept_length"):
@@ -88,6 +90,7 @@ def test_a_group_may_lie_on_all_processes(seen):
     assert [(p, r) for p, r, _ in second["trained"]] == [(0, 5)]
     assert first["calls"] == [[[0, 0], [0, 1], [0, 2], [0, 3]]]
     assert second["calls"] == [[[0, 4], [0, 5], [0, 6], [0, 7]]]
+    assert first["rows_with_grad"] == second["rows_with_grad"] == [1]
 
 
 def test_loss_and_metrics_are_those_of_one_process(seen):
@@ -99,15 +102,47 @@ def test_loss_and_metrics_are_those_of_one_process(seen):
     assert logs["num_tokens"] == 61
     assert logs["pods/kept_reward"] == pytest.approx(0.5)
     assert logs["pods/kept_length"] == 4.5
+    assert logs["frac_reward_zero_std"] == 0
 
 
-def test_an_epoch_has_the_steps_of_grpo(seen):
-    first, second = seen["an_epoch"]
+def test_the_logged_reward_is_the_policys(seen):
+    for process in seen["one_right_of_sixteen"]:
+        assert process["logs"][0]["reward"] == 0.0625
+        assert process["logs"][0]["pods/kept_reward"] == 0.25
+
+
+@pytest.mark.parametrize(("case", "steps"), [("an_epoch", 4), ("an_epoch_of_two_iterations", 8)])
+def test_an_epoch_has_the_steps_of_grpo(seen, case, steps):
+    first, second = seen[case]
     assert [len(call) for call in first["calls"]] == [len(call) for call in second["calls"]] == [8] * 4
     scored = sorted(tuple(row) for rank in (first, second) for call in rank["calls"] for row in call)
     assert scored == [(p, i) for p in range(8) for i in range(8)]
-    assert first["steps"] == 4
+    assert first["steps"] == second["steps"] == first["max_steps"] == steps
     assert first["epoch"] == 1.0
+
+
+def test_every_step_has_a_table_of_all_rollouts(seen, folder):
+    tables = sorted((folder / "completions_tables" / "completions").iterdir())
+    assert len(tables) == 3
+    for path in tables:
+        table = pd.read_parquet(path)
+        assert table["prompt"].tolist() == ["w10 w3 w4"] * 8 + ["w11 w3 w4"] * 8
+        assert table["f1"].tolist() == pytest.approx(F1.rewards * 2)
+        texts = [" ".join(f"w{token}" for token in F1.completion(i)[:-1]) for i in range(8)]
+        assert table["completion"].tolist() == texts * 2
+        assert table["kept"].tolist() == [i in (0, 1, 4, 5) for i in range(8)] * 2
+        advantages = [-0.76495, 0.76495, -0.95618, 0.95618]
+        assert table["advantage"][table["kept"]].tolist() == pytest.approx(advantages * 2, abs=1e-5)
+        assert table["advantage"][~table["kept"]].isna().all()
+
+
+def test_a_process_has_an_environment_for_each_of_its_rollouts(seen):
+    for prompt, process in enumerate(seen["environments"]):
+        assert process["turns"] == [[[prompt, rollout]] for rollout in range(4)]
+        assert process["resets"] == [2] * 4  # one for each round
+        assert process["logs"][0]["tools/call_frequency"] == 1.0
+    first, second = seen["environments"]
+    assert first["digest"] == second["digest"]
 
 
 def test_extra_columns_of_one_process_stay_with_their_rows(seen, folder):
@@ -125,10 +160,11 @@ def test_a_stochastic_rule_chooses_for_all_processes(seen):
 
 
 def test_without_down_sampling_it_is_grpo_to_the_last_bit(seen):
-    ours, theirs = seen["without_down_sampling"][0], seen["plain_grpo"][0]
-    assert [logs["loss"] for logs in ours["logs"]] == [logs["loss"] for logs in theirs["logs"]]
-    assert any(logs["loss"] != 0 for logs in ours["logs"])
-    assert ours["weights"] == theirs["weights"]
+    for rank in (0, 1):
+        for ours, theirs in zip(seen["without_down_sampling"][rank], seen["plain_grpo"][rank], strict=True):
+            assert [logs["loss"] for logs in ours["logs"]] == [logs["loss"] for logs in theirs["logs"]]
+            assert any(logs["loss"] != 0 for logs in ours["logs"])
+            assert ours["digest"] == theirs["digest"]
 
 
 def test_a_rule_that_fails_ends_every_process(seen):
