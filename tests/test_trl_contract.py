@@ -14,7 +14,7 @@ from rig import F1, N8_M4, Script, make_trainer
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from trl_pods.pods_grpo_trainer import SUPPORTED_TRL
+from trl_pods.pods_grpo_trainer import _PER_ROW_ATTRIBUTES, SUPPORTED_TRL
 
 
 ROOT = Path(__file__).parents[1]
@@ -24,10 +24,13 @@ def positional(function):
     return [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
 
 
+def syntax_of(method):
+    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method)))).body[0]
+
+
 def calls_in(method):
     """Names of the methods of `self` that a method of TRL calls, in order."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node.func for node in ast.walk(syntax_of(method)) if isinstance(node, ast.Call)]
     calls = [
         f for f in calls if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == "self"
     ]
@@ -70,6 +73,37 @@ def test_a_round_generates_then_computes_log_probs_then_scores():
     assert calls.index("_generate") < log_probs[0]
     assert log_probs[-1] < calls.index("_calculate_rewards")
     assert "_generate_and_score_completions" in calls_in(GRPOTrainer._prepare_inputs)
+
+
+def test_nothing_by_row_outlives_generation_but_what_is_known():
+    # What TRL makes before it generates has an entry for every rollout; afterwards it goes on with the kept ones.
+    method = syntax_of(GRPOTrainer._generate_and_score_completions)
+    (generation,) = [s for s in method.body if "_generate" in {n.attr for n in nodes(s, ast.Attribute)}]
+    before = [s for s in method.body if s.end_lineno < generation.lineno]
+    after = [s for s in method.body if s.lineno > generation.end_lineno]
+
+    names = {argument.arg for argument in method.args.args}
+    names |= {n.id for s in before for n in nodes(s, ast.Name) if is_set(n)}
+    set_anew = {n.id for n in nodes(generation, ast.Name) if is_set(n)} | loop_variables(method)
+    used = {n.id for s in after for n in nodes(s, ast.Name)}
+    assert (names - set_anew) & used == {"self", "inputs", "prompts", "dataset_images", "device", "mode"}
+
+    attributes = {n.attr for s in before for n in nodes(s, ast.Attribute) if is_set(n)}
+    assert attributes == _PER_ROW_ATTRIBUTES
+    used = {n.attr for s in after for n in nodes(s, ast.Attribute)}
+    assert attributes & used <= {"_batch_environments"}  # the one that shrinks
+
+
+def nodes(tree, kind):
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]
+
+
+def loop_variables(tree):
+    return {n.id for loop in nodes(tree, ast.For | ast.comprehension) for n in nodes(loop.target, ast.Name)}
+
+
+def is_set(node):
+    return isinstance(node.ctx, ast.Store)
 
 
 def test_generation_returns_eight_values_of_which_the_sixth_is_a_dictionary(tmp_path):
