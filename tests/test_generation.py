@@ -346,19 +346,6 @@ def by_position(completions, **kwargs):
     return [float(i % 3) for i in range(len(completions))]
 
 
-def test_chunks_are_refused_where_image_tensors_would_have_to_be_cut(tmp_path):
-    class VisionLanguage(GRPOTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self._is_vlm = True
-
-    class VisionLanguagePODS(PODSMixin, VisionLanguage):
-        pass
-
-    with pytest.raises(NotImplementedError, match="rollout_chunk_size=2 cannot be had with a vision-language model"):
-        make_trainer(tmp_path, Script([F1]), VisionLanguagePODS, rollout_chunk_size=2, **N8_M4)
-
-
 def test_a_reward_model_scores_in_chunks(tmp_path):
     config = make_model().config
     config.num_labels = 1

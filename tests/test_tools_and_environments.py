@@ -1,21 +1,17 @@
 """Tools and environments with down-sampling: prescribed conversations, against plain GRPO on the kept ones."""
 
-import importlib.resources
 import json
 import re
 
 import pytest
+from conversations import chat_template, make_byte_tokenizer
 from datasets import Dataset
 from rig import LOGGED, LogRecorder, assert_equal_weights, kept_rows, make_config, make_model, read_table, step_logs
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, PODSMixin
 
 
-MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
-MARKS += ["<tool_response>", "</tool_response>", "<think>", "</think>"]
 NUM_ROLLOUTS, NUM_KEPT = 4, 2
 REWARDS = {0: [0.2, 0.9, 0.1, 0.5], 1: [1.0, 0.3, 0.4, 0.0]}  # by prompt
 KEPT = {0: [1, 2], 1: [0, 3]}
@@ -23,19 +19,12 @@ KEPT = {0: [1, 2], 1: [0, 3]}
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return make_byte_tokenizer()
+    return make_tool_tokenizer()
 
 
-def make_byte_tokenizer():
-    """One token a byte, with the marks and the chat template of a family that TRL can call tools with."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytes_only = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
-    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bytes_only.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_only, padding_side="left")
-    tokenizer.add_tokens([AddedToken(mark, special=mark.startswith("<|"), normalized=False) for mark in MARKS])
-    tokenizer.eos_token, tokenizer.pad_token = "<|im_end|>", "<|endoftext|>"
-    tokenizer.chat_template = (importlib.resources.files("trl") / "chat_templates" / "qwen3.jinja").read_text()
+def make_tool_tokenizer():
+    tokenizer = make_byte_tokenizer()
+    tokenizer.chat_template = chat_template("qwen3")
     return tokenizer
 
 

@@ -37,7 +37,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
 
-from .chunks import ChunkedRewardModel, chunks
+from .chunks import ChunkedRewardModel, chunks, chunks_of_fields
 from .reward_statistics import advantages_over_all, reward_std, total_rewards
 from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
@@ -278,17 +278,15 @@ Y. K. Li and Y. Wu and Daya Guo},
         schedules_itself = self.use_vllm or self.use_transformers_continuous_batching
         if self._chunk_size is None or schedules_itself or len(prompt_ids) <= self._chunk_size:
             return generate(prompt_ids, images, multimodal_fields, *args, **kwargs)
+        rows = chunks(len(prompt_ids), self._chunk_size)
+        fields = chunks_of_fields(multimodal_fields, images, len(prompt_ids), self._chunk_size)
         completion_ids: list = []
-        for part in chunks(len(prompt_ids), self._chunk_size):
-            completion_ids += generate(prompt_ids[part], images, multimodal_fields, *args, **kwargs)[0]
+        for part, fields_of_part in zip(rows, fields, strict=True):
+            images_of_part = images and images[part]
+            completion_ids += generate(prompt_ids[part], images_of_part, fields_of_part, *args, **kwargs)[0]
         return completion_ids, None  # transformers returns no log-probs
 
     def _work_in_chunks(self, size: int) -> None:
-        if self._is_vlm and not self.use_vllm:
-            raise NotImplementedError(
-                f"rollout_chunk_size={size} cannot be had with a vision-language model and generation by "
-                "transformers, whose image tensors hold the patches of all rows. Use rollout_chunk_size=None, or vLLM."
-            )
         self.reward_funcs = [
             ChunkedRewardModel(function, size) if isinstance(function, torch.nn.Module) else function
             for function in self.reward_funcs
@@ -351,7 +349,10 @@ Y. K. Li and Y. Wu and Daya Guo},
         prompts[:], round_.rows[:] = dealt.pop("prompts"), dealt.pop("rows")
         if self.environment_factories is not None:
             self._batch_environments = dealt.pop("environments")
-        if not any(dealt["images"] or []):
+        if any(dealt["images"] or []):
+            # Processors take an empty list where a row has no images, but not the `None` that TRL gives them.
+            dealt["images"] = [images or [] for images in dealt["images"]]
+        else:
             dealt["images"] = _dataset_images(round_.rows)
         columns.update(dealt)
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from rig import F1, FIRST_WORD, ForwardCounter, Group, Script, make_trainer, step_logs
-from test_tools_and_environments import Board, ScriptedPODS, make_byte_tokenizer
+from test_tools_and_environments import Board, ScriptedPODS, make_tool_tokenizer
 from test_tools_and_environments import train as train_with_tools
 from torch.distributed import destroy_process_group
 from trl import GRPOConfig, GRPOTrainer
@@ -148,7 +148,7 @@ def environments(folder):
     Board.made = []
     trainer = train_with_tools(
         folder,
-        make_byte_tokenizer(),
+        make_tool_tokenizer(),
         ScriptedPODS,
         PODSGRPOConfig,
         {"num_rollouts": 4, "per_device_train_batch_size": 2},
