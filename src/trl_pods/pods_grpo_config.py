@@ -33,7 +33,8 @@ class PODSGRPOConfig(GRPOConfig):
         selection_reward_funcs (`list[str]`, *optional*):
             Names of the reward functions whose weighted sum the rule looks at, as they stand in the logs under
             `rewards/`. `None` is all. Training goes on with all of them, but a group in which those named are all
-            equal has no signal: its advantages are 0. So shaping rewards cannot decide alone.
+            equal has no signal: its advantages are 0. So shaping rewards cannot decide alone. A function whose weight
+            is 0 is logged, but the rule does not look at it; one of those named must have another weight.
         min_reward_std (`float`, *optional*, defaults to `0.0`):
             A group has no signal, and its advantages are 0, if the standard deviation (with n - 1) of what the rule
             looks at is not above this, over its eligible rollouts. Without it a spread of 0.01 that comes of shaping
