@@ -83,11 +83,31 @@ class Board:
         return REWARDS[self.turns[0][0]][self.turns[0][1]]
 
 
+class Chest(Board):
+    """Another environment, with a tool and an asynchronous reward of its own."""
+
+    def look(self, a: int, b: int) -> str:
+        """
+        Look into the chest.
+
+        Args:
+            a: The prompt.
+            b: The rollout.
+
+        Returns:
+            What is in it.
+        """
+        return self.put(a, b)
+
+    async def get_reward(self) -> float:
+        return Board.get_reward(self) - 1
+
+
 class Scripted(GRPOTrainer):
     """Overrides the generation of a turn, as a subclass of a user's might."""
 
     only: dict[int, list[int]] | None = None
-    tool = "multiply"
+    tool: str | list[str] = "multiply"  # for all prompts, or by prompt
     everyone_calls = False
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, *args, **kwargs):
@@ -105,7 +125,8 @@ class Scripted(GRPOTrainer):
         for position, number in enumerate(numbers):
             choice = self.only[number] if self.only else range(NUM_ROLLOUTS)
             rollout = choice[numbers[:position].count(number)]
-            call = json.dumps({"name": self.tool, "arguments": {"a": number, "b": rollout}})
+            tool = self.tool if isinstance(self.tool, str) else self.tool[number]
+            call = json.dumps({"name": tool, "arguments": {"a": number, "b": rollout}})
             calls = self.everyone_calls or rollout % 2 == 0
             texts.append(f"<tool_call>\n{call}\n</tool_call>" if calls else f"Rollout {rollout} of {number}")
         return texts
@@ -131,9 +152,10 @@ def reward(completions, **kwargs):
 def train(
     folder, tokenizer, trainer_class, config_class=GRPOConfig, settings=None, trainer_settings=None, **attributes
 ):
-    dataset = Dataset.from_dict(
-        {"prompt": [[{"role": "user", "content": f"Question {i}"}] for i in (0, 1)], "board": [[7], [8]]}
-    )
+    columns = {"prompt": [[{"role": "user", "content": f"Question {i}"}] for i in (0, 1)], "board": [[7], [8]]}
+    if "environments_of_prompts" in attributes:
+        columns["environment"] = attributes.pop("environments_of_prompts")
+    dataset = Dataset.from_dict(columns)
     settings = {
         "num_generations": NUM_KEPT,
         "per_device_train_batch_size": 2 * NUM_KEPT,
@@ -216,6 +238,31 @@ def test_each_rollout_has_an_environment_of_its_own(tmp_path, tokenizer):
     Board.made = []
     assert_evaluated_alike(pods, shadow)
     assert Board.made == []  # those of the training are reset and used again
+
+
+def test_each_prompt_may_name_an_environment(tmp_path, tokenizer):
+    attributes = {
+        "tool": ["look", "put"],
+        "everyone_calls": True,
+        "environments_of_prompts": ["chest", "board"],
+        "trainer_settings": {"environment_factory": {"board": Board, "chest": Chest}, "reward_funcs": None},
+    }
+    Board.made = []
+    pods = train(
+        tmp_path / "pods", tokenizer, ScriptedPODS, PODSGRPOConfig, {"num_rollouts": NUM_ROLLOUTS}, **attributes
+    )
+    boards, Board.made = Board.made, []
+    shadow = train(tmp_path / "shadow", tokenizer, Scripted, only=KEPT, **attributes)
+
+    for kind, prompt in ((Chest, 0), (Board, 1)):
+        of_kind = [board for board in boards if type(board) is kind]
+        assert [board.turns for board in of_kind] == [[(prompt, rollout)] for rollout in range(NUM_ROLLOUTS)]
+        assert [board.num_resets for board in of_kind] == [2] * NUM_ROLLOUTS
+    logs = step_logs(pods)[0]
+    assert logs["rewards/Chest/mean"] == pytest.approx(sum(REWARDS[0]) / 4 - 1)
+    assert logs["rewards/Board/mean"] == pytest.approx(sum(REWARDS[1]) / 4)
+    assert kept_rows(pods, step=1) == [1, 2, 4, 7]
+    assert_trained_alike(pods, shadow)
 
 
 def test_a_plain_trainer_of_pods_takes_the_same_arguments(tmp_path, tokenizer):
