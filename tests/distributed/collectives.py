@@ -1,8 +1,10 @@
 """Notes what a process exchanges with the others."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +20,7 @@ class Collective:
     dtype: str
     sizes: list[int]  # elements that this process gives, by receiver where these differ
     received: int  # bytes that come from other processes
+    caller: str  # "package.function" of what exchanges
     taken: list[int] | None = None  # all_to_all_single: elements that this process gets, by sender
 
 
@@ -28,6 +31,17 @@ _FUNCTIONS = {
     "broadcast": lambda tensor, **_: (tensor, tensor.nbytes),
     "reduce_scatter_tensor": lambda output, tensor, **_: (tensor, output.nbytes),
 }
+
+
+def _caller() -> str:
+    """The innermost function of trl_pods, TRL or transformers that is under way."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").split(".")[0]
+        if package in ("trl_pods", "trl", "transformers"):
+            return f"{package}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "other"
 
 
 @contextmanager
@@ -43,7 +57,7 @@ def recorded_collectives() -> Iterator[list[dict[str, Any]]]:
         def call(*args: Any, **kwargs: Any) -> Any:
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor | list)]
             tensor, received = _FUNCTIONS[name](*tensors)
-            calls.append(asdict(Collective(name, str(tensor.dtype), [tensor.numel()], received)))
+            calls.append(asdict(Collective(name, str(tensor.dtype), [tensor.numel()], received, _caller())))
             return function(*args, **kwargs)
 
         return call
@@ -53,7 +67,7 @@ def recorded_collectives() -> Iterator[list[dict[str, Any]]]:
         given = list(input_split_sizes or [len(tensor) // world] * world)
         taken = list(output_split_sizes or [len(output) // world] * world)
         received = (sum(taken) - taken[rank]) * tensor.element_size()
-        calls.append(asdict(Collective("all_to_all_single", str(tensor.dtype), given, received, taken)))
+        calls.append(asdict(Collective("all_to_all_single", str(tensor.dtype), given, received, _caller(), taken)))
         return all_to_all(output, tensor, output_split_sizes, input_split_sizes, **kwargs)
 
     all_to_all = distributed_c10d.all_to_all_single

@@ -43,15 +43,16 @@ class Geometry:
     micro_steps: int = 1  # in which a round is trained on
     updates: int = 1  # optimizer steps in these
     selector: str = "max_variance"
+    lengths: tuple[int, int] = (2, 8)  # the shortest and the longest completion
 
     def batch_size(self, world: int) -> int:
         return self.prompts * self.m // (world * self.micro_steps)
 
     def groups(self) -> list[Group]:
-        """Rewards without ties, lengths from 2 to 8, for every round."""
+        """For every round, with rewards without ties."""
         numbers = random.Random(f"{self.prompts} {self.n}")
         return [
-            Group([numbers.random() for _ in range(self.n)], [numbers.randint(2, 8) for _ in range(self.n)])
+            Group([numbers.random() for _ in range(self.n)], [numbers.randint(*self.lengths) for _ in range(self.n)])
             for _ in range(ROUNDS * self.prompts)
         ]
 
@@ -64,6 +65,8 @@ class Geometry:
             "steps_per_generation": self.micro_steps,
             "loss_type": self.loss_type,
             "selector": self.selector,
+            "log_completions": True,
+            "num_completions_to_print": 0,
             # The second pass over a round has other weights than made it: a loss that is not 0 by construction.
             "num_iterations": 2,
             "max_steps": ROUNDS * 2 * self.updates,
@@ -90,6 +93,8 @@ GEOMETRIES = {
         for loss_type in ("dapo", "grpo", "dr_grpo")
     },
     "two_updates": Geometry(6, n=6, m=4, worlds=(1, 2, 3, 4), micro_steps=2, updates=2),
+    # For test_traffic.py.
+    "long": Geometry(9, n=8, m=4, worlds=(1, 2, 4), lengths=(20, 60)),
     "random_rule": Geometry(3, n=12, m=8, worlds=(1, 2, 3, 4), selector="random"),
 }
 

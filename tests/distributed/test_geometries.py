@@ -1,40 +1,21 @@
 """One, two, three and four real processes (gloo), the shapes of geometries.py; one run for each number of them."""
 
 import itertools
-import json
 from collections import Counter
-from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from collectives import assert_even
 from geometries import GEOMETRIES, ROUNDS, SETTINGS
-from launching import launch, once
 
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parent / "geometries.py"
 WORLDS = (1, 2, 3, 4)
 SHARED = [(world, name) for name, geometry in GEOMETRIES.items() for world in geometry.worlds]
 TIMES = ("time/", "step_time")
 # Means over micro-steps, each of which has other rows in another number of processes.
 OF_MICRO_STEPS = ("entropy", "clip_ratio/")
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """What the processes of a world wrote; a world is run once, when first asked for."""
-    return lambda world: once(
-        tmp_path_factory, f"geometries-{world}", lambda folder: launch(SCRIPT, folder, num_processes=world)
-    )
-
-
-@pytest.fixture(scope="module")
-def seen_in(folder_of):
-    """What each process of a world saw."""
-    return cache(lambda w: [json.loads((folder_of(w) / f"rank{rank}.json").read_text()) for rank in range(w)])
 
 
 @pytest.fixture
