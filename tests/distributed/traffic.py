@@ -1,5 +1,5 @@
 """
-What a process receives from the others in a step, by formula; `python traffic.py` prints the table in recipes/README.md.
+What a process receives from the others in a step, by formula. `python traffic.py` prints the table of the recipes.
 
 The formulas are checked against two and four real processes in test_traffic.py.
 """
