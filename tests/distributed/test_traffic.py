@@ -79,7 +79,7 @@ def test_rows_that_move_go_to_one_process_and_are_as_many_bytes_as_computed(seen
         names = 55 * len(arrived)  # of the fields of the data set, and what pickling adds
         assert measured == pytest.approx(expected + names, rel=0.05), (arrived, expected)
         num_moves += len(arrived)
-    assert num_moves > 1
+    assert num_moves > 0
 
 
 def test_what_is_left_does_not_grow_with_the_rollouts(seen, load):
