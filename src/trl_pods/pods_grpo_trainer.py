@@ -354,6 +354,11 @@ Y. K. Li and Y. Wu and Daya Guo},
             dealt["images"] = [images or [] for images in dealt["images"]]
         else:
             dealt["images"] = _dataset_images(round_.rows)
+        if dealt["tool_mask"]:  # a `rollout_func` may give masks on some processes only
+            dealt["tool_mask"] = [
+                [1] * len(ids) if mask is None else mask
+                for ids, mask in zip(dealt["completion_ids"], dealt["tool_mask"], strict=True)
+            ]
         columns.update(dealt)
 
     def _calculate_rewards(

@@ -1,9 +1,11 @@
 """Kept rows are dealt out anew to the processes, since a group may lie on several of them."""
 
+import pickle
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from accelerate.utils import gather_object
+import torch
+from accelerate import PartialState
 
 
 Row = TypeVar("Row")
@@ -16,8 +18,8 @@ def deal_out(
     Give each process an equal, consecutive share of the kept rows, in global order.
 
     Process p generated the rows p * num_local .. (p + 1) * num_local - 1 and gets the p-th share of the kept ones.
-    Only kept rows that lie on another process than the one they go to are exchanged. All processes must call this with
-    the same `kept`.
+    A kept row that lies on another process than the one it goes to is sent to that process alone. All processes must
+    call this with the same `kept`.
 
     Args:
         rows (`Mapping[int, Row]`):
@@ -43,9 +45,37 @@ def deal_out(
     ```
     """
     share = len(kept) // num_processes
-    moving = {row for position, row in enumerate(kept) if row // num_local != position // share}
-    arrived: dict[int, Row] = {}
-    if moving:  # known alike to all processes, so that all or none enter the exchange
-        for sent in gather_object([{number: row for number, row in rows.items() if number in moving}]):
-            arrived.update(sent)
-    return [arrived[number] if number in moving else rows[number] for number in kept[process * share :][:share]]
+    routes = {number: (number // num_local, position // share) for position, number in enumerate(kept)}
+    moves = {number: (source, target) for number, (source, target) in routes.items() if source != target}
+    # Known alike to all processes, so that all or none enter the exchange.
+    arrived: Mapping[int, Row] = _exchange(rows, moves, process, num_processes) if moves else {}
+    return [arrived[number] if number in moves else rows[number] for number in kept[process * share :][:share]]
+
+
+def _exchange(
+    rows: Mapping[int, Any], moves: Mapping[int, tuple[int, int]], process: int, num_processes: int
+) -> dict[int, Any]:
+    """
+    The rows that move to this process. `moves` has (source, target) of each row that moves, in ascending order of the
+    rows, and so of their sources and of their targets: what goes to, or comes from, one process is adjacent.
+    """
+    device = PartialState().device  # of the backend: NCCL takes no tensors of the CPU
+    outgoing = {number: pickle.dumps(rows[number]) for number, (source, _) in moves.items() if source == process}
+    sizes = torch.tensor([len(outgoing.get(number, b"")) for number in moves], device=device)
+    torch.distributed.all_reduce(sizes)  # each is counted by the source of its row alone
+    size_of = dict(zip(moves, sizes.tolist(), strict=True))
+
+    given, taken = [0] * num_processes, [0] * num_processes
+    for number, (source, target) in moves.items():
+        if source == process:
+            given[target] += size_of[number]
+        if target == process:
+            taken[source] += size_of[number]
+    sent = torch.frombuffer(bytearray(b"".join(outgoing.values())), dtype=torch.uint8) if outgoing else torch.empty(0)
+    sent = sent.to(device, torch.uint8)
+    received = torch.empty(sum(taken), dtype=torch.uint8, device=device)
+    torch.distributed.all_to_all_single(received, sent, taken, given)
+
+    incoming = [number for number, (_, target) in moves.items() if target == process]
+    parcels = received.cpu().split([size_of[number] for number in incoming])
+    return {number: pickle.loads(parcel.numpy().tobytes()) for number, parcel in zip(incoming, parcels, strict=True)}

@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from launching import give_up_in_time
 from rig import F1, FIRST_WORD, ForwardCounter, Group, Script, make_trainer, step_logs
 from test_tools_and_environments import Board, ScriptedPODS, make_tool_tokenizer
 from test_tools_and_environments import train as train_with_tools
@@ -31,13 +32,14 @@ STRADDLING = [
 
 
 class Spy(PODSGRPOTrainer):
-    """Notes which rollouts it trains on, as (prompt, rollout, advantage)."""
+    """Notes which rollouts it trains on, as (prompt, rollout, advantage), and how many tokens of each."""
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
         prompts = output["prompt_ids"][:, 0] - 10
         rollouts = torch.div(output["completion_ids"][:, 0] - FIRST_WORD, 7, rounding_mode="floor")
         advantages = output["advantages"]
+        self.tokens = (output["completion_mask"] * output.get("tool_mask", 1)).sum(dim=1).tolist()
         self.trained = list(zip(prompts.tolist(), rollouts.tolist(), advantages.tolist(), strict=True))
         return output
 
@@ -60,6 +62,7 @@ def run(folder, script, trainer_class=Spy, **settings):
         "logs": step_logs(trainer),
         "calls": script.calls,
         "trained": getattr(trainer, "trained", None),
+        "tokens": getattr(trainer, "tokens", None),
         "weights": checksum(trainer),
         "digest": digest(trainer),
         "rows_with_grad": counter.rows(with_grad=True),
@@ -184,6 +187,25 @@ def extra_columns_of_one_process(folder):
     )
 
 
+def masks_of_one_process(folder):
+    script = Script(STRADDLING)
+
+    def rollout_func(prompts, trainer):
+        output = script.rollout_func(prompts, trainer)
+        if os.environ["RANK"] == "1":
+            output["env_mask"] = [[1] * (len(ids) - 1) + [0] for ids in output["completion_ids"]]
+        return output
+
+    return run(
+        folder,
+        script,
+        num_rollouts=4,
+        num_generations=2,
+        per_device_train_batch_size=3,
+        trainer_kwargs={"rollout_func": rollout_func},
+    )
+
+
 def random_rule(folder):
     return run(
         folder,
@@ -258,6 +280,7 @@ CASES = [
     completions_tables,
     environments,
     extra_columns_of_one_process,
+    masks_of_one_process,
     random_rule,
     without_down_sampling,
     plain_grpo,
@@ -267,6 +290,7 @@ CASES = [
 
 
 def main():
+    give_up_in_time()
     folder = Path(sys.argv[1])
     results = {case.__name__: case(folder / case.__name__) for case in CASES}
     (folder / f"rank{os.environ.get('RANK', 0)}.json").write_text(json.dumps(results))

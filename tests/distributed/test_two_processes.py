@@ -1,14 +1,12 @@
 """Two real processes (gloo), the cases of cases.py."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from cases import STRADDLING, Spy, run
+from launching import launch, once
 from rig import F1, Script
 
 
@@ -17,15 +15,8 @@ CASES = Path(__file__).parent / "cases.py"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs all cases once; a run that hangs is ended."""
-    folder = tmp_path_factory.mktemp("two_processes")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", str(CASES)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "INFO"}
-    run = subprocess.run(
-        [*launch, str(folder)], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-5000:]
-    return folder
+    """Runs all cases once."""
+    return once(tmp_path_factory, "two_processes", lambda folder: launch(CASES, folder, num_processes=2))
 
 
 @pytest.fixture
@@ -149,6 +140,13 @@ def test_extra_columns_of_one_process_stay_with_their_rows(seen, folder):
     table = pd.read_parquet(folder / "extra_columns_of_one_process" / "completions" / "completions_00001.parquet")
     assert table["note"][:8].isna().all()
     assert table["note"][8:].tolist() == [f"rollout {i}" for i in range(8)]
+
+
+def test_masks_that_one_process_alone_gives_go_with_their_rows(seen):
+    first, second = seen["masks_of_one_process"]
+    # Of the kept rows 0, 3, 6 | 7, 8, 11 the second process generated all from 6 on, and masked their last token.
+    lengths = [STRADDLING[prompt].lengths[rollout] for prompt, rollout, _ in first["trained"] + second["trained"]]
+    assert first["tokens"] + second["tokens"] == [length - (i >= 2) for i, length in enumerate(lengths)]
 
 
 def test_a_stochastic_rule_chooses_for_all_processes(seen):
