@@ -58,11 +58,11 @@ class Replay(GRPOTrainer):
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, *args, **kwargs):
         numbers = [next(i - FIRST_PROMPT_WORD for i in ids if 10 <= i < 10 + len(GROUPS)) for ids in prompt_ids]
+        first_row = self.accelerator.process_index * len(numbers)
         completions = []
-        for position, number in enumerate(numbers):
+        for row, number in enumerate(numbers, start=first_row):
             choice = self.only[number] if self.only else range(4)
-            rollout = choice[numbers[:position].count(number) % len(choice)]
-            completions.append(GROUPS[number].completion(rollout))
+            completions.append(GROUPS[number].completion(choice[row % len(choice)]))
         return completions, None
 
 
@@ -103,10 +103,12 @@ def make_dataset(pictures):
 
 def train(folder, family, trainer_class, pictures, config_class=GRPOConfig, dataset=None, **settings):
     model, processor = FAMILIES[family]()
-    model.save_pretrained(folder / "model")  # from which TRL loads the reference model
+    if settings.get("beta"):  # TRL loads the reference model from where the model came from
+        model.save_pretrained(folder / "model")
+        model, settings["model_init_kwargs"] = str(folder / "model"), {"dtype": "float32"}
     recorder = LogRecorder()
     trainer = trainer_class(
-        model=str(folder / "model"),
+        model=model,
         reward_funcs=[reward],
         args=make_config(
             folder,
@@ -115,7 +117,6 @@ def train(folder, family, trainer_class, pictures, config_class=GRPOConfig, data
             learning_rate=1e-2,
             max_steps=2,
             max_completion_length=8,
-            model_init_kwargs={"dtype": "float32"},
             **TABLE,
             **settings,
         ),

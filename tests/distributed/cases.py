@@ -18,6 +18,8 @@ from launching import give_up_in_time
 from rig import F1, FIRST_WORD, ForwardCounter, Group, Script, make_trainer, step_logs
 from test_tools_and_environments import Board, ScriptedPODS, make_tool_tokenizer
 from test_tools_and_environments import train as train_with_tools
+from test_vision import NONE, ONE, TWO, ReplayPODS
+from test_vision import train as train_with_pictures
 from torch.distributed import destroy_process_group
 from trl import GRPOConfig, GRPOTrainer
 
@@ -252,6 +254,28 @@ def plain_grpo(folder):
     return for_three_rounds(folder, GRPOTrainer, config_class=GRPOConfig)
 
 
+def with_pictures(folder, pictures, batch_size):
+    trainer = train_with_pictures(
+        folder / f"process{os.environ.get('RANK', 0)}",
+        "qwen2_vl",
+        ReplayPODS,
+        pictures,
+        PODSGRPOConfig,
+        num_rollouts=4,
+        per_device_train_batch_size=batch_size,
+    )
+    logged = [[picture.size for picture in pictures or []] for pictures in trainer._logs["images"]]
+    return {"logs": step_logs(trainer), "weights": checksum(trainer), "pictures": logged}
+
+
+def straddling_pictures(folder, batch_size=3):
+    return with_pictures(folder, [ONE, TWO, ONE], batch_size)
+
+
+def pictures_of_one_process(folder, batch_size=2):
+    return with_pictures(folder, [TWO, NONE], batch_size)
+
+
 def failing_rule(folder):
     def failing(rewards, num_selected):
         raise ZeroDivisionError("no rule today")
@@ -284,6 +308,8 @@ CASES = [
     random_rule,
     without_down_sampling,
     plain_grpo,
+    straddling_pictures,
+    pictures_of_one_process,
     failing_rule,
     uneven_shares,
 ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cases import STRADDLING, Spy, run
+from cases import STRADDLING, Spy, pictures_of_one_process, run, straddling_pictures
 from launching import launch, once
 from rig import F1, Script
 
@@ -163,6 +163,24 @@ def test_without_down_sampling_it_is_grpo_to_the_last_bit(seen):
             assert [logs["loss"] for logs in ours["logs"]] == [logs["loss"] for logs in theirs["logs"]]
             assert any(logs["loss"] != 0 for logs in ours["logs"])
             assert ours["digest"] == theirs["digest"]
+
+
+@pytest.mark.parametrize(
+    ("case", "batch_size", "pictures"),
+    [
+        (straddling_pictures, 6, [[(16, 16)]] * 4 + [[(24, 16), (8, 8)]] * 4 + [[(16, 16)]] * 4),
+        (pictures_of_one_process, 4, [[(24, 16), (8, 8)]] * 4 + [[]] * 4),
+    ],
+)
+def test_pictures_follow_their_rollouts_between_processes(seen, tmp_path, case, batch_size, pictures):
+    single = case(tmp_path, batch_size)
+    first, second = seen[case.__name__]
+    assert first["pictures"] == [[list(size) for size in row] for row in pictures]
+    assert single["pictures"] == pictures
+    assert first["weights"] == second["weights"] == pytest.approx(single["weights"], abs=1e-5)
+    for double_logs, single_logs in zip(first["logs"], single["logs"], strict=True):
+        assert double_logs["loss"] == pytest.approx(single_logs["loss"], abs=1e-6)
+        assert double_logs["grad_norm"] == pytest.approx(single_logs["grad_norm"], rel=1e-5)
 
 
 def test_a_rule_that_fails_ends_every_process(seen):
