@@ -2,7 +2,6 @@
 
 import json
 
-import pandas as pd
 import pytest
 import torch
 import trl
@@ -209,10 +208,7 @@ class LookingPODS(PODSMixin, Looking):
     [([0.0, 0.5, 0.6, 1.0], [0, 3]), ([0.0, 1.0, 0.5, 0.9], [0, 1]), ([0.0, 0.5, 1.0, 0.5], [0, 2])],
     ids=["one that looked", "another", "none that looked"],
 )
-def test_pictures_that_tools_return_follow_their_rollouts(tmp_path, monkeypatch, rewards, kept):
-    # Parquet takes no column of texts and lists, as the contents of these messages are, with TRL alone neither.
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", lambda table, path: None)
-
+def test_pictures_that_tools_return_follow_their_rollouts(tmp_path, rewards, kept):
     def reward(completions, **kwargs):
         by_text = {Looking._first_turn(rollout): reward for rollout, reward in enumerate(rewards)}
         texts = []
@@ -252,7 +248,7 @@ def test_pictures_that_tools_return_follow_their_rollouts(tmp_path, monkeypatch,
     pods = run(tmp_path / "pods", LookingPODS, PODSGRPOConfig, num_rollouts=4, **LOGGED)
     shadow = run(tmp_path / "shadow", type("Shadow", (Looking,), {"only": kept}), GRPOConfig)
     assert_trained_alike(pods, shadow)
-    assert [i for i, is_kept in enumerate(pods._logs["extra"]["kept"]) if is_kept] == kept
+    assert kept_rows(pods) == kept
     assert step_logs(pods)[0]["tools/call_frequency"] == 0.5
     # What is logged of every rollout is its own.
     logged = [[image.size for image in images or []] for images in pods._logs["images"]]

@@ -424,14 +424,18 @@ Y. K. Li and Y. Wu and Daya Guo},
             "pods/kept_length": lengths[kept].double().mean().item(),
             "pods/ineligible": totals.isnan().double().mean().item(),
         }
-        table = {}
-        if self.log_completions:
-            images = columns["images"] or _dataset_images(rows) or [None] * len(rows)
-            table = {"prompt": prompts, "completion": columns["completions"], "images": images}
-            if _LOGS_TEXTS:  # in evaluation too: a column takes no mixture of texts and messages
-                decode = partial(self.processing_class.batch_decode, skip_special_tokens=True)
-                table["prompt"], table["completion"] = decode(columns["prompt_ids"]), decode(columns["completion_ids"])
+        table = self._table_columns(rows, prompts, columns) if self.log_completions else {}
         return _Selection(rewards_per_func, kept, has_signal.repeat_interleave(n), metrics, table)
+
+    def _table_columns(self, rows: list[dict[str, Any]], prompts: list, columns: dict[str, Any]) -> dict[str, Any]:
+        """Columns of the completions table, in the form in which this release of TRL logs them in evaluation too."""
+        if _LOGS_TEXTS:
+            decode = partial(self.processing_class.batch_decode, skip_special_tokens=True)
+            shown = {"prompt": decode(columns["prompt_ids"]), "completion": decode(columns["completion_ids"])}
+        else:  # the images have a column of their own, and travel once
+            strip = grpo_trainer.strip_images_from_messages
+            shown = {"prompt": list(map(strip, prompts)), "completion": list(map(strip, columns["completions"]))}
+        return {**shown, "images": columns["images"] or _dataset_images(rows) or [None] * len(rows)}
 
     def _on_main_process(self, choose: Callable[[], torch.Tensor]) -> torch.Tensor:
         """One process chooses for all, since a rule may be stochastic; an error in it ends every process."""
@@ -533,8 +537,8 @@ Y. K. Li and Y. Wu and Daya Guo},
         advantages[selection.kept] = self._logged_advantages(selection)
         kept = torch.zeros(num_all, dtype=torch.bool)
         kept[selection.kept] = True
-        self._logs["prompt"].extend(gather_object(selection.table["prompt"]))
-        self._logs["completion"].extend(gather_object(selection.table["completion"]))
+        self._logs["prompt"].extend(_alike(gather_object(selection.table["prompt"])))
+        self._logs["completion"].extend(_alike(gather_object(selection.table["completion"])))
         if self.log_multimodal:
             images = gather_object(selection.table["images"])
             self._logs["images"].extend(images if any(images) else [])
@@ -683,6 +687,21 @@ def _merge_extra_fields(rows: list[dict[str, Any]], extra_fields: dict[str, Any]
         per_row = values if isinstance(values, list) else [values] * len(rows)
         for row, value in zip(rows, per_row, strict=False):
             row[name] = value
+
+
+def _alike(conversations: list) -> list:
+    """Messages of parts everywhere if there are such anywhere: a column of a table takes no mixture with texts."""
+    messages = [
+        message for conversation in conversations if isinstance(conversation, list) for message in conversation
+    ]
+    if not any(isinstance(message.get("content"), list) for message in messages):
+        return conversations
+    return [[_in_parts(message) for message in conversation] for conversation in conversations]
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _dataset_images(rows: list[dict[str, Any]]) -> list | None:
