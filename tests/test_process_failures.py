@@ -47,7 +47,8 @@ def test_a_process_that_does_not_come_is_named_and_one_that_failed_keeps_its_own
             failures.meet()
 
     _, (first, _, third) = on_processes(work, 3)
-    assert str(first) == "Of 3 processes, [1] have not come in time."
+    assert str(first).startswith("Process 2 failed, and so this one ends: KeyError('mine')")
+    assert str(first).endswith("\n\nOf 3 processes, [1] have not come in time.")
     assert repr(third) == "KeyError('mine')"
 
 
@@ -84,7 +85,7 @@ def test_the_store_does_not_grow():
 
     store, errors = on_processes(work, 3)
     assert errors == [None] * 3
-    assert store.num_keys() == 6  # of the last meeting: three processes, two counts, the reports
+    assert store.num_keys() == 6 + 3  # of the last meeting: three processes, two counts, the reports; process ids
 
 
 def test_one_process_meets_nobody():

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
 
+from .checkpoints import checkpoint_to_resume, delete_unfinished, rotation_after, saving, whole_tables
 from .chunks import ChunkedRewardModel, chunks
 from .process_failures import ProcessFailures
 from .reward_deadline import RewardDeadline
@@ -445,7 +447,29 @@ Y. K. Li and Y. Wu and Daya Guo},
             dealt_columns[name] = list(values) if has_values else column
         return dealt_columns
 
+    # Checkpoints
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`~transformers.Trainer.train`]; `resume_from_checkpoint=True` is the last checkpoint that is whole."""
+        checkpoint = checkpoint_to_resume(resume_from_checkpoint, Path(self.args.output_dir))
+        return super().train(checkpoint, *args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial))
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        with rotation_after(self):
+            with self._failures.shared(), saving(checkpoint) if self.args.should_save else nullcontext():
+                self._failures.meet()  # what was there has gone
+                super()._save_checkpoint(model, trial)
+                self._failures.meet()  # all have written
+            if self.args.should_save and self.args.save_total_limit:
+                delete_unfinished(folder)
+
     # Metrics and logs
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        with whole_tables():  # TRL writes that of the last step once more after its checkpoint
+            super().log(*args, **kwargs)
 
     def _adjust_advantages(self, output: dict[str, Any], selection: _Selection, num_local: int) -> None:
         """Put in place of TRL's advantages those over all rollouts, or 0 in groups without signal, as configured."""

@@ -2,24 +2,31 @@
 A process that fails says so to the others where they meet next, so that none is left waiting in a collective.
 
 They meet in the key-value store of the process group and not by a collective: it knows who is missing, takes a time
-limit on every backend, and does not wait for a device. A meeting costs a few short messages.
+limit on every backend, does not wait for a device, and a process can look meanwhile whether its neighbours live. A
+meeting costs a few short messages.
 """
 
 import itertools
 import json
+import os
+import platform
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import torch.distributed as dist
 
 
 # Seconds that a process which failed waits for the others to hear of it, before it ends with its own exception.
 _PATIENCE = 60.0
+
+# Seconds between two looks whether the neighbours live.
+_PULSE = 2.0
 
 # Characters of a traceback that are passed on, from its end.
 _MAX_TRACEBACK = 10_000
@@ -78,9 +85,12 @@ class ProcessFailures:
         self._num_processes = num_processes
         self._timeout = timeout
         self._store = (store or _own_store()) if num_processes > 1 else None
+        if self._store is not None:
+            self._store.set(f"pid/{process}", json.dumps([_machine(), os.getpid()]))
         self._meetings = itertools.count()
         self._open = False
         self._deadline: tuple[float, str] | None = None
+        self._neighbours: dict[int, int] | None = None  # their process ids by their numbers
         self._on_arrival: Callable[[], None] = lambda: None
 
     @contextmanager
@@ -181,18 +191,51 @@ class ProcessFailures:
                 store.add(f"{meeting}/failed", 1)
             if store.add(f"{meeting}/here", 1) == self._num_processes:  # the last one collects
                 store.set(f"{meeting}/reports", json.dumps(self._collect(meeting)))
-            store.wait([f"{meeting}/reports"], timedelta(seconds=seconds))
+            if not self._wait(meeting, seconds):
+                return [*self._reports(meeting), self._who_is_missing(meeting, reason)]
             reports = json.loads(store.get(f"{meeting}/reports"))
             self._forget(meeting - 1)
-        except RuntimeError as error:
-            raise RuntimeError(self._who_is_missing(meeting, reason)) from error
+        except RuntimeError as error:  # of the store
+            raise RuntimeError(
+                f"Process {self._process} lost the store of the process group: the process that holds it has ended."
+            ) from error
         return reports
+
+    def _wait(self, meeting: int, seconds: float) -> bool:
+        """
+        Whether all come. It looks again and again, at intervals of 1 % of the time waited, since a wait inside the
+        store would not notice that another process has died, and warns when it ends early.
+        """
+        assert self._store is not None
+        started = pulse = time.monotonic()
+        shortest = 1e-3 * max(1.0, self._num_processes / 16)  # spares the store where it serves many
+        while not self._store.check([f"{meeting}/reports"]):
+            now = time.monotonic()
+            if now - started > seconds:
+                return False
+            if now - pulse > _PULSE:
+                if self._dead():
+                    return False
+                pulse = now
+            time.sleep(max(shortest, min((now - started) / 100, 0.1)))
+        return True
+
+    def _dead(self) -> list[int]:
+        """Processes on this machine that have ended."""
+        assert self._store is not None
+        if self._neighbours is None:
+            where = [json.loads(self._store.get(f"pid/{process}")) for process in range(self._num_processes)]
+            self._neighbours = {p: pid for p, (machine, pid) in enumerate(where) if machine == _machine()}
+        return [process for process, pid in self._neighbours.items() if not psutil.pid_exists(pid)]
 
     def _collect(self, meeting: int) -> list[str]:
         assert self._store is not None
-        if self._store.add(f"{meeting}/failed", 0) == 0:
-            return []
-        said = [self._store.get(f"{meeting}/{process}").decode() for process in range(self._num_processes)]
+        return [] if self._store.add(f"{meeting}/failed", 0) == 0 else self._reports(meeting)
+
+    def _reports(self, meeting: int) -> list[str]:
+        assert self._store is not None
+        here = [p for p in range(self._num_processes) if self._store.check([f"{meeting}/{p}"])]
+        said = [self._store.get(f"{meeting}/{process}").decode() for process in here]
         return [report for report in said if report]
 
     def _forget(self, meeting: int) -> None:
@@ -206,11 +249,17 @@ class ProcessFailures:
 
     def _who_is_missing(self, meeting: int, reason: str) -> str:
         assert self._store is not None
-        try:
-            missing = [p for p in range(self._num_processes) if not self._store.check([f"{meeting}/{p}"])]
-        except RuntimeError:
-            return f"Process {self._process} lost the store of the process group: the process that holds it has ended."
+        dead = self._dead()
+        if dead:
+            return f"Of {self._num_processes} processes, {dead} have died."
+        missing = [p for p in range(self._num_processes) if not self._store.check([f"{meeting}/{p}"])]
         return f"Of {self._num_processes} processes, {missing} have not {reason}."
+
+
+def _machine() -> str:
+    """Where process ids mean the same."""
+    namespace = Path("/proc/self/ns/pid")
+    return f"{platform.node()} {namespace.readlink() if namespace.exists() else ''}"
 
 
 def _own_store() -> dist.Store | None:

@@ -102,6 +102,11 @@ def rollouts(function, **settings):
     return {"trainer_kwargs": {"rollout_func": function}, **SETTINGS, **settings}
 
 
+def saving_breaks(output_dir):
+    if RANK == 1:
+        raise OSError("disk full")
+
+
 PLAIN = {"num_rollouts": None}
 LIMIT = {"reward_timeout": 1.5}
 
@@ -120,6 +125,7 @@ CASES = {
     "rollouts_raise_in_evaluation": rollouts(rollouts_break),
     "rollouts_lack_log_probs": rollouts(rollouts_lack_log_probs),
     "failing_rule": SETTINGS | {"selector": failing_rule},
+    "saving_raises": SETTINGS | {"save_strategy": "steps", "save_steps": 1},
     "reward_sleeps": reward(sleeps, on=1, **LIMIT),
     "reward_sleeps_on_0_in_evaluation": reward(sleeps, on=0, **LIMIT),
     "async_reward_sleeps": reward(sleeps, on=1, is_async=True, **LIMIT),
@@ -138,6 +144,8 @@ def run(folder, name):
         kwargs["eval_dataset"] = script.dataset()
         settings["per_device_eval_batch_size"] = 2
     trainer = make_trainer(folder / name, script, trainer_kwargs=kwargs, **settings)
+    if name.startswith("saving"):
+        trainer._save_rng_state = saving_breaks
     try:
         if name.endswith("in_evaluation"):
             trainer.evaluate()
