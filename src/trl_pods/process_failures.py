@@ -90,7 +90,7 @@ class ProcessFailures:
         self._meetings = itertools.count()
         self._open = False
         self._deadline: tuple[float, str] | None = None
-        self._neighbours: dict[int, int] | None = None  # their process ids by their numbers
+        self._places: dict[int, tuple[str, int]] = {}  # machine and process id of each
         self._on_arrival: Callable[[], None] = lambda: None
 
     @contextmanager
@@ -158,7 +158,7 @@ class ProcessFailures:
 
     def _limit(self) -> tuple[float, str]:
         if self._deadline is None:
-            return self._timeout, f"came within {self._timeout:g} s to where all exchange what they have"
+            return self._timeout, f"come within {self._timeout:g} s to where all exchange what they have"
         deadline, reason = self._deadline
         return max(deadline - time.monotonic(), 1.0), reason
 
@@ -223,10 +223,11 @@ class ProcessFailures:
     def _dead(self) -> list[int]:
         """Processes on this machine that have ended."""
         assert self._store is not None
-        if self._neighbours is None:
-            where = [json.loads(self._store.get(f"pid/{process}")) for process in range(self._num_processes)]
-            self._neighbours = {p: pid for p, (machine, pid) in enumerate(where) if machine == _machine()}
-        return [process for process, pid in self._neighbours.items() if not psutil.pid_exists(pid)]
+        for process in set(range(self._num_processes)) - self._places.keys():
+            if self._store.check([f"pid/{process}"]):  # else it has not come so far
+                self._places[process] = tuple(json.loads(self._store.get(f"pid/{process}")))
+        here = {process: pid for process, (machine, pid) in self._places.items() if machine == _machine()}
+        return sorted(process for process, pid in here.items() if not psutil.pid_exists(pid))
 
     def _collect(self, meeting: int) -> list[str]:
         assert self._store is not None

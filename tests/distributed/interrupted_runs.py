@@ -101,9 +101,12 @@ class StopsAt(PODSGRPOTrainer):
         super()._save_rng_state(output_dir)
 
 
-class StopsBeforeUpdate(TrainerCallback):
+class TellsAndStops(TrainerCallback):
     def __init__(self, trainer):
         self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        Path(args.output_dir, "begun").touch()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.trainer.stop_at("updating")
@@ -125,7 +128,7 @@ def train(folder, selector, moment, checkpoint):
     kwargs = {"rollout_func": None, "reward_funcs": [reward]}
     trainer = make_trainer(folder, script, StopsAt, trainer_kwargs=kwargs, selector=selector, **SETTINGS)
     trainer.moment = moment
-    trainer.add_callback(StopsBeforeUpdate(trainer))
+    trainer.add_callback(TellsAndStops(trainer))
     rotate_checkpoints = transformers_trainer.rotate_checkpoints
     transformers_trainer.rotate_checkpoints = rotate
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -241,15 +244,15 @@ class Straight:
     weights: dict
     logs: list
     tables: dict
-    seconds: float
+    step_seconds: float
 
 
 def run_straight(folder, selector):
-    started = time.monotonic()
     _, well = wait(start(folder, selector))
     assert well, (folder / "log0.txt").read_text()[-3000:]
-    seconds = time.monotonic() - started
-    return Straight(torch.load(folder / "weights.pt"), read_history(folder), read_tables(folder), seconds)
+    seconds = (folder / "weights.pt").stat().st_mtime - (folder / "begun").stat().st_mtime
+    weights, history, tables = torch.load(folder / "weights.pt"), read_history(folder), read_tables(folder)
+    return Straight(weights, history, tables, seconds / SETTINGS["max_steps"])
 
 
 def read_history(folder):
@@ -288,13 +291,17 @@ def resume(folder, selector, found, straight):
     return found
 
 
+def wait_for(file):
+    deadline = time.monotonic() + PATIENCE
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
 def run_moment(folder, name, straight):
     moment = MOMENTS[name]
 
     def kill(pids):
-        deadline = time.monotonic() + PATIENCE
-        while not (folder / "stopped").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_for(folder / "stopped")
         for pid in pids if moment.kill_all else [pids[moment.process]]:
             os.kill(pid, signal.SIGKILL)
 
@@ -306,7 +313,9 @@ def run_random(folder, number, straight):
     chance = random.Random(number)
 
     def kill(pids):
-        time.sleep(chance.uniform(0, straight.seconds))
+        step = chance.randrange(SETTINGS["max_steps"])  # not by the clock, as other work makes runs fast or slow
+        wait_for(folder / "completions" / f"completions_{step:05d}.parquet" if step else folder / "begun")
+        time.sleep(chance.uniform(0, 1.5 * straight.step_seconds))
         for pid in chance.choice([pids, pids[:1], pids[1:]]):
             os.kill(pid, signal.SIGKILL)
 
