@@ -51,6 +51,8 @@ def test_a_large_group_needs_no_large_batch(tmp_path, b, a, n, m):
         ({"selector_kwargs": "quick"}, "selector_kwargs='quick'", "my_keyword"),
         ({"selection_reward_funcs": []}, r"selection_reward_funcs=\[\]", "None"),
         ({"rollout_chunk_size": 0}, "rollout_chunk_size=0 ", "None"),
+        ({"reward_timeout": 0}, "reward_timeout=0 ", "None"),
+        ({"reward_timeout": float("nan")}, "reward_timeout=nan ", "600"),
         ({"min_reward_std": -0.1}, "min_reward_std=-0.1", "0.05"),
         ({"min_reward_std": float("nan")}, "min_reward_std=nan", "0.05"),
         ({"advantage_statistics": "most"}, "advantage_statistics='most'", "'kept'"),

@@ -7,6 +7,7 @@ import tomllib
 from collections import defaultdict, deque
 from pathlib import Path
 
+import accelerate
 import pytest
 import trl
 from packaging.specifiers import SpecifierSet
@@ -63,6 +64,13 @@ def test_the_methods_that_are_overridden_take_these_arguments():
     ]
     assert positional(GRPOTrainer._log_completion_extra) == ["self", "column", "values"]
     assert positional(GRPOTrainer.training_step)[:3] == ["self", "model", "inputs"]
+
+
+def test_after_what_runs_on_one_process_alone_the_processes_meet_in_a_gather():
+    scoring = inspect.unwrap(GRPOTrainer._calculate_rewards).__code__
+    assert "gather" in scoring.co_names
+    assert grpo_trainer.gather is accelerate.utils.gather
+    assert "self.accelerator.gather(" in inspect.getsource(GRPOTrainer._generate)
 
 
 def test_a_round_generates_then_computes_log_probs_then_scores():

@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
 from .chunks import chunks
+from .process_failures import ProcessFailures
 
 
 _BATCH_SIZE = 64
@@ -104,13 +105,16 @@ def _share_right(trainer: GRPOTrainer, rows: list[dict[str, Any]], generation: d
     was_training = model.training
     devices: list[int] | None = [] if trainer.accelerator.device.type == "cpu" else None  # `None` is all of them
     model.eval()
-    with torch.random.fork_rng(devices), torch.no_grad():
+    accelerator = trainer.accelerator
+    failures = ProcessFailures(accelerator.process_index, accelerator.num_processes, trainer.args.ddp_timeout)
+    with torch.random.fork_rng(devices), torch.no_grad(), failures.shared():
         torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
         rewards = [
             reward
             for part in chunks(len(rows), _BATCH_SIZE)
             for reward in _rewards(trainer, model, rows[part], generation)
         ]
+        failures.meet()
     model.train(was_training)
     rewards = gather_object(rewards)
     return sum(reward is not None and reward >= 1 for reward in rewards) / len(rewards)

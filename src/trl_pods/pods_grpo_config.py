@@ -1,6 +1,7 @@
 import copy
 import math
 import pickle
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,10 @@ class PODSGRPOConfig(GRPOConfig):
             all rows of a round, n / m times as many as in GRPO, for which memory may not suffice where it does for m.
             Rewards, and completions without sampling, are the same in chunks; with sampling the completions are other
             draws from the same policy. vLLM and continuous batching schedule their requests themselves.
+        reward_timeout (`float`, *optional*):
+            Seconds that all reward functions of a round, or of a step of evaluation, may take together on a process.
+            After that they are interrupted and every process ends with an error; a process that cannot be interrupted
+            is killed 10 seconds later. `None` is no limit.
         advantage_statistics (`str`, *optional*, defaults to `"kept"`):
             Rollouts over which the mean and the standard deviation of the rewards are taken when advantages are
             normalised: `"kept"`, the `num_generations` trained on (section A.3 of the paper), or `"all"`, the
@@ -51,7 +56,8 @@ class PODSGRPOConfig(GRPOConfig):
 
     Raises:
         ValueError: If a setting is wrong; the message names the setting, its value and one that works.
-        NotImplementedError: If `advantage_statistics="all"` meets `multi_objective_aggregation="normalize_then_sum"`.
+        NotImplementedError: If `advantage_statistics="all"` meets `multi_objective_aggregation="normalize_then_sum"`,
+            or `reward_timeout` a system without POSIX signals.
 
     Example:
 
@@ -104,6 +110,13 @@ class PODSGRPOConfig(GRPOConfig):
             "`None` is all rows of a round."
         },
     )
+    reward_timeout: float | None = field(
+        default=None,
+        metadata={
+            "help": "Seconds that all reward functions of a round may take together on a process before every process "
+            "ends with an error. `None` is no limit."
+        },
+    )
     advantage_statistics: str = field(
         default="kept",
         metadata={
@@ -124,6 +137,7 @@ class PODSGRPOConfig(GRPOConfig):
         self._check_selector()
         self._check_signal()
         self._check_chunk_size()
+        self._check_reward_timeout()
         self._check_advantage_statistics()
 
     def to_dict(self) -> dict[str, Any]:
@@ -233,6 +247,17 @@ class PODSGRPOConfig(GRPOConfig):
                 f"rollout_chunk_size={self.rollout_chunk_size} is no number of rows. Use None for all of a round, or "
                 f"for instance {self.per_device_train_batch_size}."
             )
+
+    def _check_reward_timeout(self) -> None:
+        if self.reward_timeout is None:
+            return
+        if not 0 < self.reward_timeout < math.inf:
+            raise ValueError(
+                f"reward_timeout={self.reward_timeout} is no time that reward functions may take. Use None for no "
+                "limit, or seconds, for instance 600."
+            )
+        if not hasattr(signal, "SIGVTALRM"):
+            raise NotImplementedError("reward_timeout needs the signals of POSIX. Use reward_timeout=None.")
 
     def _check_advantage_statistics(self) -> None:
         if self.advantage_statistics not in ("kept", "all"):

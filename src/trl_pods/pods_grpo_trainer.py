@@ -22,9 +22,10 @@ import copy
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,10 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
 
+from .checkpoints import checkpoint_to_resume, delete_unfinished, rotation_after, saving, whole_tables
 from .chunks import ChunkedRewardModel, chunks, chunks_of_fields
+from .process_failures import ProcessFailures
+from .reward_deadline import RewardDeadline
 from .reward_statistics import advantages_over_all, reward_std, total_rewards
 from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
@@ -207,9 +211,24 @@ Y. K. Li and Y. Wu and Daya Guo},
     def _timer(self) -> RoundTimer:
         return RoundTimer(self.accelerator.device)
 
+    @cached_property
+    def _failures(self) -> ProcessFailures:
+        accelerator = self.accelerator
+        return ProcessFailures(accelerator.process_index, accelerator.num_processes, self.args.ddp_timeout)
+
+    @cached_property
+    def _reward_deadline(self) -> RewardDeadline | None:
+        seconds = getattr(self.args, "reward_timeout", None)
+        return None if seconds is None else RewardDeadline(seconds, self.accelerator.process_index)
+
     # The round
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        # TRL gathers by these after what runs on one process: environments, tools, `rollout_func`, reward functions.
+        with self._failures.shared((self.accelerator, "gather"), (grpo_trainer, "gather")):
+            return self._run_round(inputs)
+
+    def _run_round(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return self._evaluate_completions(inputs)
         with self._timer.round():
@@ -263,6 +282,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         ]
 
     def _generate(self, prompts: list) -> tuple:
+        self._failures.meet()  # vLLM and ZeRO-3 start with collectives of their own
         if self._round is None:
             with self._timer.phase("generate"):
                 return super()._generate(prompts)
@@ -334,6 +354,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         self._pad_extra_logs(len(prompts))
         with self._timer.phase("select"):
             round_.selection = self._select(round_.rows, rewards_per_func, list(prompts), columns)
+            self._failures.settle()
             self._drop_others(round_, prompts, columns)
         kept_outputs = [columns[name] for name in _PER_ROW]
         # Extra fields are in the rows already.
@@ -366,9 +387,20 @@ Y. K. Li and Y. Wu and Daya Guo},
     ) -> torch.Tensor:
         if self._round is not None and self._round.selection is not None:  # TRL's call: nothing is scored again
             return self._round.selection.of_kept(self._round.selection.rewards_per_func)
-        with self._timer.phase("reward"):
+        with self._timer.phase("reward"), self._rewards_in_time():
             rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return rewards_per_func if self._round is None else self._without_infinite(rewards_per_func)
+        if self._round is None:
+            self._failures.settle()
+            return rewards_per_func
+        return self._without_infinite(rewards_per_func)
+
+    def _rewards_in_time(self) -> AbstractContextManager[None]:
+        deadline = self._reward_deadline
+        if deadline is None:
+            return nullcontext()
+        reason = f"finished scoring within reward_timeout={deadline.seconds:g} s"
+        self._failures.limit(deadline.seconds_for_others, reason, on_arrival=deadline.stop)
+        return deadline.watch(", ".join(self.reward_func_names))
 
     def _without_infinite(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
         """An infinite reward would be the extreme that selection seeks and make NaN of the group: no score instead."""
@@ -438,23 +470,11 @@ Y. K. Li and Y. Wu and Daya Guo},
         return {**shown, "images": columns["images"] or _dataset_images(rows) or [None] * len(rows)}
 
     def _on_main_process(self, choose: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """One process chooses for all, since a rule may be stochastic; an error in it ends every process."""
-        result: torch.Tensor | None = None
-        error: Exception | None = None
-        if self.accelerator.is_main_process:
-            try:
-                result = choose()
-            except Exception as exception:
-                if self.accelerator.num_processes == 1:
-                    raise
-                error = exception
-        shared: list[Any] = [result, None if error is None else repr(error)]
-        broadcast_object_list(shared)
-        if error is not None:
-            raise error
-        if shared[1] is not None:
-            raise RuntimeError(f"The selector failed on the main process: {shared[1]}")
-        return shared[0]
+        """One process chooses for all, since a rule may be stochastic."""
+        chosen: list[Any] = [choose() if self.accelerator.is_main_process else None]
+        self._failures.meet()
+        broadcast_object_list(chosen)
+        return chosen[0]
 
     def _selection_generator(self) -> torch.Generator:
         """Random numbers that depend on the seed and the place in training alone: a resumed run draws the same."""
@@ -480,7 +500,29 @@ Y. K. Li and Y. Wu and Daya Guo},
             dealt_columns[name] = list(values) if has_values else column
         return dealt_columns
 
+    # Checkpoints
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`~transformers.Trainer.train`]; `resume_from_checkpoint=True` is the last checkpoint that is whole."""
+        checkpoint = checkpoint_to_resume(resume_from_checkpoint, Path(self.args.output_dir))
+        return super().train(checkpoint, *args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial))
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        with rotation_after(self):
+            with self._failures.shared(), saving(checkpoint) if self.args.should_save else nullcontext():
+                self._failures.meet()  # what was there has gone
+                super()._save_checkpoint(model, trial)
+                self._failures.meet()  # all have written
+            if self.args.should_save and self.args.save_total_limit:
+                delete_unfinished(folder)
+
     # Metrics and logs
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        with whole_tables():  # TRL writes that of the last step once more after its checkpoint
+            super().log(*args, **kwargs)
 
     def _adjust_advantages(self, output: dict[str, Any], selection: _Selection, num_local: int) -> None:
         """Put in place of TRL's advantages those over all rollouts, or 0 in groups without signal, as configured."""

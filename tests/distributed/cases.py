@@ -276,16 +276,6 @@ def pictures_of_one_process(folder, batch_size=2):
     return with_pictures(folder, [TWO, NONE], batch_size)
 
 
-def failing_rule(folder):
-    def failing(rewards, num_selected):
-        raise ZeroDivisionError("no rule today")
-
-    try:
-        run(folder, Script([F1]), num_rollouts=8, num_generations=4, per_device_train_batch_size=2, selector=failing)
-    except Exception as error:
-        return {"error": type(error).__name__, "message": str(error)}
-
-
 def uneven_shares(folder):
     try:
         run(folder, Script([F1]), num_rollouts=7, num_generations=2, per_device_train_batch_size=1)
@@ -310,7 +300,6 @@ CASES = [
     plain_grpo,
     straddling_pictures,
     pictures_of_one_process,
-    failing_rule,
     uneven_shares,
 ]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -16,19 +17,20 @@ from filelock import FileLock
 _HEAD_START = 10
 
 
-def launch(
+def run_processes(
     script: Path,
     *arguments: object,
     num_processes: int,
     timeout: int = 240,
     config_file: Path | None = None,
     **variables: str,
-) -> str:
+) -> tuple[int, str]:
     """
-    Run a script under torchrun, or under `accelerate launch` if a file of its settings is given; return the output.
+    Run a script under torchrun, or under `accelerate launch` if a file of its settings is given; return its exit
+    status and what it wrote.
 
-    The run fails if it takes longer than `timeout` seconds; then no process is left behind, and the output says where
-    each stood if the script has called `give_up_in_time`.
+    The test fails if the run takes longer than `timeout` seconds; then no process is left behind, and the output says
+    where each stood if the script has called `give_up_in_time`.
     """
     if config_file is None:
         launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(num_processes), "--standalone"]
@@ -54,8 +56,13 @@ def launch(
     finally:
         with contextlib.suppress(ProcessLookupError):  # the launcher, if it hangs, and what it may have left
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output[-8000:]
-    return output
+    return process.returncode, output
+
+
+def launch(script: Path, *arguments: object, **settings: Any) -> None:
+    """Run a script as `run_processes` does; the test fails if the script does."""
+    status, output = run_processes(script, *arguments, **settings)
+    assert status == 0, output[-8000:]
 
 
 def give_up_in_time() -> None:
