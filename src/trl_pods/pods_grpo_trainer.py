@@ -159,6 +159,7 @@ Y. K. Li and Y. Wu and Daya Guo},
             )
         with _engine_sized_for_rollouts(self):
             super().__init__(*args, **kwargs)
+        _ = self._failures  # now: the others can then tell whether this process lives
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
         if self._chunk_size:
             self._work_in_chunks(self._chunk_size)

@@ -264,10 +264,6 @@ def _machine() -> str:
 
 
 def _own_store() -> dist.Store | None:
-    """A connection of its own, as one that waits is blocked for other threads."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    store = dist.distributed_c10d._get_default_store()
-    if hasattr(store, "clone"):  # torch 2.6 and later
-        store = store.clone()
-    return dist.PrefixStore(f"trl_pods/{next(_instances)}", store)
+    return dist.PrefixStore(f"trl_pods/{next(_instances)}", dist.distributed_c10d._get_default_store())

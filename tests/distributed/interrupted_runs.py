@@ -106,7 +106,7 @@ class TellsAndStops(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
-        Path(args.output_dir, "begun").touch()
+        Path(args.output_dir, f"begun{args.process_index}").touch()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.trainer.stop_at("updating")
@@ -250,7 +250,7 @@ class Straight:
 def run_straight(folder, selector):
     _, well = wait(start(folder, selector))
     assert well, (folder / "log0.txt").read_text()[-3000:]
-    seconds = (folder / "weights.pt").stat().st_mtime - (folder / "begun").stat().st_mtime
+    seconds = (folder / "weights.pt").stat().st_mtime - (folder / "begun0").stat().st_mtime
     weights, history, tables = torch.load(folder / "weights.pt"), read_history(folder), read_tables(folder)
     return Straight(weights, history, tables, seconds / SETTINGS["max_steps"])
 
@@ -314,7 +314,10 @@ def run_random(folder, number, straight):
 
     def kill(pids):
         step = chance.randrange(SETTINGS["max_steps"])  # not by the clock, as other work makes runs fast or slow
-        wait_for(folder / "completions" / f"completions_{step:05d}.parquet" if step else folder / "begun")
+        for rank in range(NUM_PROCESSES):  # before that torch waits for the others to connect
+            wait_for(folder / f"begun{rank}")
+        if step:
+            wait_for(folder / "completions" / f"completions_{step:05d}.parquet")
         time.sleep(chance.uniform(0, 1.5 * straight.step_seconds))
         for pid in chance.choice([pids, pids[:1], pids[1:]]):
             os.kill(pid, signal.SIGKILL)
