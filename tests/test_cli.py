@@ -1,5 +1,6 @@
 """The command line: what is told apart before the launch, and real launches of a tiny policy."""
 
+import inspect
 import json
 import os
 import signal
@@ -18,11 +19,12 @@ import transformers
 import yaml
 from accelerate.commands.config import config_args, load_config_from_file
 from rig import COMMAND_LINE, EOS, PAD, VOCABULARY, make_tokenizer
+from safetensors.torch import load_file, save_file
 from transformers import GraniteConfig, GraniteForCausalLM
 from trl import DatasetMixtureConfig
 
 import trl_pods
-from trl_pods import PODSGRPOConfig
+from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
 from trl_pods.cli import launcher, main
 from trl_pods.cli.arguments import separate
 from trl_pods.cli.launcher import LaunchPlan, parse_launcher_args
@@ -30,7 +32,7 @@ from trl_pods.scripts import grpo as script
 from trl_pods.scripts import recipe as recipe_module
 from trl_pods.scripts.grpo import PODSScriptArguments, make_parser, parse
 from trl_pods.scripts.recipe import find_recipe, read_recipe, shipped_recipes
-from trl_pods.scripts.task import load_reward, locate_policy, open_dataset
+from trl_pods.scripts.task import LOADERS, _import_by_name, load_reward, locate_policy, open_dataset
 
 
 MODULE = "trl_pods.scripts.grpo"
@@ -284,6 +286,76 @@ def test_the_script_evaluates_the_test_split_and_reports_its_accuracy(
     shown = capsys.readouterr().out
     assert "Held-out accuracy     before   after\n  sampled              0.250   0.500" in shown
     assert "Completions" not in shown
+
+
+@pytest.mark.parametrize("use_peft", [False, True])
+def test_a_checkpoint_is_evaluated_without_training(policy, write_recipe, tmp_path, monkeypatch, capsys, use_peft):
+    (tmp_path / "tiny_task.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    recipe = write_recipe(
+        model_name_or_path=str(policy),
+        per_device_train_batch_size=2,
+        per_device_eval_batch_size=4,
+        num_generations_eval=1,
+        eval_strategy="steps",
+        eval_steps=100,
+        save_steps=1,
+        use_peft=use_peft,
+        lora_target_modules=["q_proj", "v_proj"],
+    )
+    script.main(*parse(["--config", recipe]))
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    weights = checkpoint / ("adapter_model.safetensors" if use_peft else "model.safetensors")
+    saved = {name: value + 0.01 for name, value in load_file(weights).items()}  # what no other run would hold
+    save_file(saved, weights, metadata={"format": "pt"})
+    evaluated = []
+    evaluate = PODSGRPOTrainer.evaluate
+
+    def spy(trainer):
+        evaluated.append(trainer.model.state_dict())
+        return evaluate(trainer)
+
+    monkeypatch.setattr(PODSGRPOTrainer, "evaluate", spy)
+    (tmp_path / "calls.txt").unlink()
+    which = "--resume_from_checkpoint" if use_peft else "--model_name_or_path"
+    script.main(
+        *parse(["--config", recipe, "--evaluate_only", "true", "--output_dir", "evaluation", which, str(checkpoint)])
+    )
+    assert len(calls(tmp_path)) == 2  # 8 problems, once each, 4 in a batch
+    assert [path.name for path in Path("evaluation").iterdir()] == ["eval_results.json"]
+    results = json.loads((tmp_path / "evaluation" / "eval_results.json").read_text())
+    assert 0 <= results["eval_rewards/reward/mean"] <= 2
+    assert f"reward{results['eval_rewards/reward/mean']:>30.4f}" in capsys.readouterr().out
+    assert_holds(evaluated[0], saved)
+
+
+def assert_holds(state, saved):
+    state = {name.replace(".default.", "."): value for name, value in state.items()}
+    for name, value in saved.items():
+        torch.testing.assert_close(state[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "eval_strategy='no' beside it. Use eval_strategy='steps'"),
+        (
+            {"eval_strategy": "steps", "resume_from_checkpoint": "run/checkpoint-1"},
+            "Name the checkpoint of a whole model",
+        ),
+        ({"eval_strategy": "steps", "resume_from_checkpoint": True, "use_peft": True}, "there is no checkpoint in"),
+    ],
+)
+def test_an_evaluation_alone_says_what_it_lacks(policy, write_recipe, tmp_path, monkeypatch, settings, message):
+    (tmp_path / "tiny_task.py").write_text(TASK)
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    fixed = {"evaluate_only": True, "per_device_train_batch_size": 2, "lora_target_modules": ["q_proj", "v_proj"]}
+    recipe = write_recipe(model_name_or_path=str(policy), **fixed, **settings)
+    with pytest.raises(ValueError, match=message):
+        script.main(*parse(["--config", recipe]))
 
 
 # Before the launch: two kinds of settings
@@ -561,7 +633,10 @@ def test_a_dataset_on_disk_is_loaded_by_trl_and_a_missing_split_is_named(tmp_pat
     [
         ({}, "No data set is set. Set dataset_loader"),
         ({"dataset_loader": "gsm8k", "dataset_name": "x"}, "dataset_loader='gsm8k' is set beside"),
-        ({"dataset_loader": "gsm9k"}, "dataset_loader='gsm9k' is unknown. Use one of gsm8k, addition"),
+        (
+            {"dataset_loader": "gsm9k"},
+            "dataset_loader='gsm9k' is unknown. Use one of gsm8k, math, sciknoweval, addition",
+        ),
     ],
 )
 def test_a_wrong_choice_of_data_says_what_to_set(settings, message):
@@ -609,6 +684,8 @@ def test_a_shipped_recipe_is_read_by_the_real_parser(name, no_default_config):
     with patch.dict(os.environ), patch.object(transformers.TrainingArguments, "world_size", num_processes):
         script_args, config, _, _ = parse(["--config", recipe, "--use_cpu", "true", "--bf16", "false"])
     assert isinstance(config, PODSGRPOConfig)
+    loader = _import_by_name(script_args.dataset_loader, LOADERS, "dataset_loader")
+    inspect.signature(loader).bind("train", **script_args.dataset_kwargs or {})
     for reward in script_args.reward_funcs:
         assert callable(load_reward(reward))
 

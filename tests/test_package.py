@@ -50,13 +50,43 @@ def test_public_names_are_there():
         _ = trl_pods.PPOTrainer
 
 
-def test_a_baseline_differs_from_its_recipe_in_what_defines_pods_alone():
-    def settings(name):
-        return yaml.safe_load((ROOT / "recipes" / "gsm8k" / f"qwen2.5-3b-lora-{name}.yaml").read_text())
+def pairs_of_recipes():
+    """Each PODS recipe that has a baseline beside it, with that baseline."""
+    return [
+        (pods, baseline)
+        for pods in sorted((ROOT / "recipes").rglob("*-pods.yaml"))
+        for baseline in pods.parent.glob(f"{pods.stem.removesuffix('-pods')}-grpo*.yaml")
+    ]
 
-    pods, grpo = settings("pods"), settings("grpo")
-    assert pods.pop("num_rollouts") == 64
-    assert pods == grpo
+
+@pytest.mark.parametrize(
+    ("pods", "baseline"),
+    [pytest.param(*pair, id=f"{pair[0].parent.name}/{pair[1].stem}") for pair in pairs_of_recipes()],
+)
+def test_a_baseline_differs_from_its_recipe_in_what_defines_the_arm_alone(pods, baseline):
+    pods, baseline, arm = yaml.safe_load(pods.read_text()), yaml.safe_load(baseline.read_text()), baseline.stem
+    n, m = pods.pop("num_rollouts"), pods["num_generations"]
+    if arm.endswith("-grpo-ga"):  # as many rollouts a step, by more accumulation steps
+        assert baseline.pop("gradient_accumulation_steps") * m == pods.pop("gradient_accumulation_steps") * n
+    assert n > m
+    assert pods == baseline
+
+
+def test_every_setting_of_the_paper_has_both_arms():
+    sizes = {
+        f"{pods.parent.name}/{pods.stem}": tuple(
+            yaml.safe_load(pods.read_text())[key] for key in ("num_rollouts", "num_generations")
+        )
+        for pods, _ in pairs_of_recipes()
+    }
+    assert sizes == {
+        "gsm8k/qwen2.5-3b-lora-pods": (64, 16),
+        "math/qwen2.5-3b-lora-pods": (32, 8),
+        "gsm8k/llama-3.2-3b-lora-pods": (64, 16),
+        "chemistry/qwen2.5-3b-lora-pods": (64, 16),
+        "gsm8k/qwen2.5-3b-8gpu-pods": (128, 32),
+        "gsm8k/qwen2.5-7b-8gpu-pods": (128, 32),
+    }
 
 
 def test_the_readme_shows_settings_and_a_rule_that_work(tmp_path):

@@ -15,6 +15,7 @@ from trl_pods.rewards import (
     PAPER_REWARDS,
     graded_format_reward,
     math_accuracy_reward,
+    multiple_choice_reward,
     strict_format_reward,
     strict_tag_count_reward,
     tag_count_reward,
@@ -230,7 +231,23 @@ def test_any_fraction_equals_its_multiples(top, bottom, scale):
 # The reward function as the trainer calls it
 
 
-@pytest.mark.parametrize("gold", ["Paris", "", "  ", "A", "(A)", "N/A", None, r"\text{Paris}", r"\frac{1}{"])
+@pytest.mark.parametrize(
+    ("gold", "content", "expected"),
+    [
+        (r"\text{Paris}", "Paris", 1.0),
+        (r"\text{Paris}", r"$\text{paris}$.", 1.0),
+        (r"\text{Paris}", r"\boxed{\textbf{Paris}}", 1.0),
+        (r"\text{(B)}", "B", 1.0),
+        (r"\text{(B)}", "(C)", 0.0),
+        (r"\text{Paris}", "18", 0.0),
+        (r"\text{Paris}", "", 0.0),
+    ],
+)
+def test_a_gold_set_as_text_is_compared_as_it_stands(gold, content, expected):
+    assert score_tagged(gold, content) == expected
+
+
+@pytest.mark.parametrize("gold", ["Paris", "", "  ", "A", "(A)", "N/A", None, r"\text{}", r"\frac{1}{"])
 def test_an_unreadable_gold_makes_the_completion_unscorable(gold):
     assert score_tagged(gold, "18") is None
 
@@ -402,3 +419,61 @@ def test_stock_grpo_trains_on_gsm8k_with_the_rewards_of_the_paper(name, tmp_path
     trainer.train()
     logged = {key for logs in trainer.state.log_history for key in logs}
     assert {f"rewards/{function.__name__}/mean" for function in recipe.reward_funcs} <= logged
+
+
+# Multiple choice
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "<think>\nA or C?\n</think>\n<answer>\nB\n</answer>",
+        "<answer>A</answer> no, <answer>b</answer>",
+        "<answer>(B)</answer>",
+        "<answer>**B.**</answer>",
+        "<answer>B. A salt of C</answer>",
+        "<answer>B) CCO</answer>",
+        "<answer>The answer is B</answer>",
+        "<answer>Option B: water</answer>",
+        r"<answer>$\boxed{\text{B}}$</answer>",
+        r"so \boxed{B}, not C",
+        "Option A is wrong. The answer is (B).",
+        "Answer: **B**",
+        "A: no\nB: yes\n\nB",
+    ],
+)
+def test_the_letter_that_a_completion_settles_on_is_matched(completion):
+    assert multiple_choice_reward([completion], ["B"]) == [1.0]
+    assert multiple_choice_reward([as_message(completion)], ["B"]) == [1.0]
+    assert multiple_choice_reward([completion], ["C"]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "<answer></answer> B",
+        "<answer>A or B</answer>",
+        "<answer>B, C</answer>",
+        "<answer>answer A, or answer B</answer>",
+        "<answer>BC</answer>",
+        "<answer>water</answer>",
+        "<answer>A bond of B</answer>",
+        "the answer is a bond",
+        "The answer is A bond.",
+        "B is a salt and A is not",
+        "<answer>C</answer> The answer is B",
+    ],
+)
+def test_where_no_letter_or_another_is_given_the_choice_is_wrong(completion):
+    assert multiple_choice_reward([completion], ["B"]) == [0.0]
+    assert multiple_choice_reward([completion], ["A"]) == [0.0]
+
+
+def test_the_choices_that_were_read_are_logged_and_a_gold_that_is_no_letter_is_not_scored():
+    columns = {}
+    rewards = multiple_choice_reward(
+        ["<answer>b</answer>", "?", "A"], ["B", "B", "water"], log_extra=columns.__setitem__, prompts=[]
+    )
+    assert rewards == [1.0, 0.0, None]
+    assert columns == {"extracted_answer": ["B", "", "A"], "solution": ["B", "B", "water"]}

@@ -1,25 +1,22 @@
-"""GSM8K, grade-school word problems with an integer answer."""
+"""GSM8K, grade-school word problems with an integer answer, and GSM8K-Platinum, its revised test set."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
 
+from .files import read_rows
+from .prompts import SYSTEM_PROMPT, make_messages
 
-SPLITS = ("train", "test")
 
-# Each tag on a line of its own: that layout earns the full reward under both sets of format rules.
-SYSTEM_PROMPT = """\
-You solve mathematics problems. Work through the problem step by step and check your steps before you settle on a \
-result. Then give the result alone, as a number. Use exactly this layout, with every tag on its own line:
-<think>
-your reasoning
-</think>
-<answer>
-your result
-</answer>"""
+# Of each split: the hub's repository, its name there, and where the files lie in a folder.
+_SOURCES = {
+    "train": ("openai/gsm8k", "train", ("train.jsonl", "gsm8k/main/train-*.parquet")),
+    "test": ("openai/gsm8k", "test", ("test.jsonl", "gsm8k/main/test-*.parquet")),
+    "platinum": ("madrylab/gsm8k-platinum", "test", ("platinum.jsonl", "gsm8k-platinum/main/test-*.parquet")),
+}
+SPLITS = tuple(_SOURCES)
 
 
 def load_gsm8k(
@@ -32,10 +29,12 @@ def load_gsm8k(
 
     Args:
         split (`str`, *optional*, defaults to `"train"`):
-            `"train"` or `"test"`.
+            `"train"`, `"test"`, or `"platinum"` for GSM8K-Platinum, the test set with its errors mended.
         data_dir (`str` or `Path`, *optional*):
-            Folder with `train.jsonl` and `test.jsonl`, one object with the fields `question` and `answer` per line.
-            If `None`, the data come from the hub (`openai/gsm8k`, config `main`).
+            Folder with `train.jsonl`, `test.jsonl` and `platinum.jsonl`, one object with the fields `question` and
+            `answer` per line, or with the hub's repositories under their names (`gsm8k/main/train-*.parquet`,
+            `gsm8k-platinum/main/test-*.parquet`). If `None`, the data come from the hub (`openai/gsm8k` and
+            `madrylab/gsm8k-platinum`, config `main`).
         system_prompt (`str`, *optional*, defaults to `SYSTEM_PROMPT`):
             System message before each question. `None` leaves it out.
 
@@ -61,28 +60,21 @@ def load_gsm8k(
 
     ```
     """
-    if split not in SPLITS:
+    if split not in _SOURCES:
         raise ValueError(f"GSM8K has no split {split!r}; choose one of {', '.join(map(repr, SPLITS))}.")
-    rows = load_dataset("openai/gsm8k", "main", split=split) if data_dir is None else _read_jsonl(data_dir, split)
+    rows = _rows(split, data_dir)
     return Dataset.from_list([_to_example(index, row, system_prompt) for index, row in enumerate(rows)])
 
 
-def _read_jsonl(data_dir: str | Path, split: str) -> Iterable[dict[str, Any]]:
-    path = Path(data_dir) / f"{split}.jsonl"
-    if not path.is_file():
-        raise ValueError(
-            f"There is no file {path}. `data_dir` has to name a folder with {split}.jsonl in it; leave it at `None` "
-            "to load GSM8K from the hub."
-        )
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+def _rows(split: str, data_dir: str | Path | None) -> Iterable[Mapping[str, Any]]:
+    repository, hub_split, patterns = _SOURCES[split]
+    if data_dir is None:
+        return load_dataset(repository, "main", split=hub_split)
+    return read_rows(data_dir, *patterns)
 
 
 def _to_example(index: int, row: Mapping[str, Any], system_prompt: str | None) -> dict[str, Any]:
-    prompt = [{"role": "user", "content": row["question"]}]
-    if system_prompt is not None:
-        prompt.insert(0, {"role": "system", "content": system_prompt})
-    return {"prompt": prompt, "solution": _gold(index, row["answer"])}
+    return {"prompt": make_messages(row["question"], system_prompt), "solution": _gold(index, row["answer"])}
 
 
 def _gold(index: int, answer: str) -> str:

@@ -1,7 +1,8 @@
-"""Reward functions for mathematics with a `<think>` and an `<answer>` block."""
+"""Reward functions for mathematics and multiple choice, with a `<think>` and an `<answer>` block."""
 
 from .accuracy import math_accuracy_reward
 from .formatting import graded_format_reward, strict_format_reward, strict_tag_count_reward, tag_count_reward
+from .multiple_choice import multiple_choice_reward
 from .paper import PAPER_REWARDS, RewardRecipe
 
 
@@ -10,6 +11,7 @@ __all__ = [
     "RewardRecipe",
     "graded_format_reward",
     "math_accuracy_reward",
+    "multiple_choice_reward",
     "strict_format_reward",
     "strict_tag_count_reward",
     "tag_count_reward",

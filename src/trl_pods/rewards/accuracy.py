@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from .completions import Completion, completion_text
-from .math_answers import extract_answer, is_correct, read_answer
+from .math_answers import answer_words, extract_answer, gold_words, is_correct, read_answer
 
 
 def math_accuracy_reward(
@@ -27,7 +27,8 @@ def math_accuracy_reward(
         completions (`list[str]` or `list[list[dict]]`):
             Completions, as plain text or as chat messages.
         solution (`list[str]`):
-            Gold answer of each completion, a number or a mathematical expression.
+            Gold answer of each completion, a number or a mathematical expression. Words count only where they are
+            set as `\text{...}`, as in MATH, and then as they stand.
         log_extra (`callable`, *optional*):
             Receives the columns `"extracted_answer"` and `"solution"` for the completions table. The trainer provides
             it.
@@ -66,7 +67,11 @@ def _judge_of_one_call() -> Callable[[str | None, str], float | None]:
 
     @cache
     def judge(gold: str | None, answer: str) -> float | None:
-        reference = read("" if gold is None else str(gold))
-        return float(is_correct(reference, read(answer))) if reference.is_readable else None
+        gold = "" if gold is None else str(gold)
+        reference = read(gold)
+        if reference.is_readable:
+            return float(is_correct(reference, read(answer)))
+        words = gold_words(gold)
+        return None if words is None else float(words == answer_words(answer))
 
     return judge

@@ -68,6 +68,7 @@ _CHARACTERS: dict[int, str] = str.maketrans(
     }
 )
 _CURRENCY = "$\u20ac\u00a3\u00a5\u20b9"
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 # The order matters: each rule may rely on what the ones above it have removed.
 _RULES = [
     (re.compile(pattern), replacement)
@@ -78,7 +79,7 @@ _RULES = [
         (r"(?<!\\)\\[ ,;:>]|\\q?quad(?![A-Za-z])|~", " "),
         (r"\\(?:left|right|displaystyle)(?![A-Za-z])", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r" \1 "),
+        (_TEXT.pattern, r" \1 "),
         # A box that was never closed.
         (r"\\boxed\s*\{", " "),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)(?:\s*[CF]\b)?", " "),
@@ -185,12 +186,29 @@ def extract_answer(text: str) -> str:
 
     ```
     """
+    marked = marked_answer(text)
+    return _last_quantity(text) if marked is None else marked
+
+
+def marked_answer(text: str) -> str | None:
+    r"""
+    What a completion marks as its answer: the content of the last complete `<answer>` tag, without such a tag that of
+    the last closed `\boxed{...}`, `None` without either.
+
+    Example:
+
+    ```python
+    >>> marked_answer("<answer> B </answer>"), marked_answer("18")
+    ('B', None)
+
+    ```
+    """
     tags = _TAG.findall(text)
     scope = tags[-1] if tags else text
-    box = _last_box(scope)
+    box = last_box(scope)
     if box is not None:
         return box.strip()
-    return scope.strip() if tags else _last_quantity(text)
+    return scope.strip() if tags else None
 
 
 def read_answer(piece: str) -> Reading:
@@ -215,7 +233,7 @@ def read_answer(piece: str) -> Reading:
 
     ```
     """
-    box = _last_box(piece)
+    box = last_box(piece)
     phrase = piece if box is None else box
     text = _without_words(clean(phrase)) if len(phrase) <= _MAX_PHRASE_CHARS else None
     if text is None:
@@ -257,6 +275,36 @@ def is_correct(gold: Reading, answer: Reading) -> bool:
     return _verify(gold.expression, answer.expression)
 
 
+def gold_words(gold: str) -> str | None:
+    r"""
+    Words of a gold that is set in LaTeX as nothing but text, ready to be compared, else `None`.
+
+    Example:
+
+    ```python
+    >>> gold_words(r"\text{(Even)}"), gold_words("even")
+    ('even', None)
+
+    ```
+    """
+    return (answer_words(gold) or None) if _TEXT.fullmatch(gold.strip()) else None
+
+
+def answer_words(piece: str) -> str:
+    r"""
+    An answer as bare words: no markup, brackets, full stop or capitals.
+
+    Example:
+
+    ```python
+    >>> answer_words(r"$\text{Even}$."), answer_words("**(B)**")
+    ('even', 'b')
+
+    ```
+    """
+    return " ".join(_TEXT.sub(r" \1 ", piece).casefold().replace("*", "").strip(" $.,()\n").split())
+
+
 def clean(text: str) -> str:
     r"""
     The same text in one notation: ASCII signs, few LaTeX commands, no currency, no emphasis.
@@ -275,8 +323,18 @@ def clean(text: str) -> str:
     return text
 
 
-def _last_box(text: str) -> str | None:
-    """Content of the last box that is closed."""
+def last_box(text: str) -> str | None:
+    r"""
+    Content of the last `\boxed{...}` that is closed, whatever braces it holds, or `None`.
+
+    Example:
+
+    ```python
+    >>> last_box(r"\boxed{\frac{1}{2}} or \boxed{3")
+    '\\frac{1}{2}'
+
+    ```
+    """
     open_braces: list[re.Match[str]] = []
     start, end = -1, -1
     for brace in _BRACE.finditer(text):

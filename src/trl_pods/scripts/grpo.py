@@ -35,14 +35,17 @@ class PODSScriptArguments(GRPOScriptArguments):
             Reward functions: names known to `trl_pods` or to TRL's script (see `trl_pods.scripts.task.REWARDS`), or
             dotted import paths; the current directory is importable.
         dataset_loader (`str`, *optional*):
-            Where the data comes from, in place of `dataset_name` and `datasets`: `"gsm8k"`, `"addition"`, or the
-            dotted import path of a function `loader(split, **dataset_kwargs)` that returns a [`~datasets.Dataset`].
-            The splits are `dataset_train_split` and `dataset_test_split`.
+            Where the data comes from, in place of `dataset_name` and `datasets`: `"gsm8k"`, `"math"`, `"sciknoweval"`,
+            `"addition"`, or the dotted import path of a function `loader(split, **dataset_kwargs)` that returns a
+            [`~datasets.Dataset`]. The splits are `dataset_train_split` and `dataset_test_split`.
         dataset_kwargs (`dict[str, Any]` or `str`, *optional*):
             Further keywords for the loader. On the command line a JSON string.
         num_accuracy_problems (`int`, *optional*, defaults to `0`):
             Problems of the test split on which the accuracy is measured before and after training; 0 for none. The
             first reward function judges, and 1 or more counts as right.
+        evaluate_only (`bool`, *optional*, defaults to `False`):
+            Evaluate on the test split, by TRL's evaluation as under an `eval_strategy`, and do not train. The policy
+            is `model_name_or_path`; with PEFT, `resume_from_checkpoint` names the checkpoint of an adapter to it.
 
     Raises:
         ValueError: If `dataset_kwargs` is not a mapping.
@@ -78,6 +81,13 @@ class PODSScriptArguments(GRPOScriptArguments):
         metadata={
             "help": "Problems of the test split on which the accuracy is measured before and after training; 0 for "
             "none. The first reward function judges, and 1 or more counts as right."
+        },
+    )
+    evaluate_only: bool = field(
+        default=False,
+        metadata={
+            "help": "Evaluate on the test split, by TRL's evaluation as under an `eval_strategy`, and do not train. "
+            "The policy is `model_name_or_path`; with PEFT, `resume_from_checkpoint` names an adapter's checkpoint."
         },
     )
 
@@ -151,7 +161,7 @@ def main(
     dataset_args: DatasetMixtureConfig,
 ) -> None:
     """
-    Train, save, and say where things are.
+    Train, save, and say where things are; or evaluate alone.
 
     Args:
         script_args ([`PODSScriptArguments`]):
@@ -164,10 +174,16 @@ def main(
             A mixture of data sets.
 
     Raises:
-        ValueError: If rewards, data or policy are not set or unknown.
+        ValueError: If rewards, data or policy are not set or unknown, or there is nothing to evaluate by.
     """
     load_split = open_dataset(script_args, dataset_args)
+    if script_args.evaluate_only:
+        _check_evaluation(training_args, model_args)
     trainer = _build_trainer(script_args, training_args, model_args, load_split)
+    if script_args.evaluate_only:
+        _evaluate(trainer, _checkpoint(training_args.resume_from_checkpoint))
+        _end(trainer)
+        return
     problems = load_split(script_args.dataset_test_split) if script_args.num_accuracy_problems > 0 else None
     before = _measure(trainer, problems, script_args.num_accuracy_problems, "before")
     trainer.train(resume_from_checkpoint=_checkpoint(training_args.resume_from_checkpoint))
@@ -220,6 +236,36 @@ def _model_init_kwargs(training_args: PODSGRPOConfig, model_args: ModelConfig) -
         "dtype": model_args.dtype,
         **own,
     }
+
+
+def _check_evaluation(training_args: PODSGRPOConfig, model_args: ModelConfig) -> None:
+    if training_args.eval_strategy == "no":  # TRL checks the batch of an evaluation only with a strategy
+        raise ValueError(
+            "evaluate_only has eval_strategy='no' beside it. Use eval_strategy='steps', and num_generations_eval and "
+            "per_device_eval_batch_size that fit each other."
+        )
+    if training_args.resume_from_checkpoint and not model_args.use_peft:
+        raise ValueError(
+            f"evaluate_only has resume_from_checkpoint={training_args.resume_from_checkpoint!r} beside it, which is "
+            "for adapters (use_peft). Name the checkpoint of a whole model by model_name_or_path."
+        )
+
+
+def _evaluate(trainer: "PODSGRPOTrainer", checkpoint: str | bool | None) -> None:
+    from transformers.trainer_utils import get_last_checkpoint
+
+    if checkpoint is True:
+        checkpoint = get_last_checkpoint(str(trainer.args.output_dir))
+        if checkpoint is None:
+            raise ValueError(f"resume_from_checkpoint=True: there is no checkpoint in {trainer.args.output_dir}.")
+    if checkpoint:
+        trainer.model.load_adapter(checkpoint, adapter_name="default")
+    metrics = trainer.evaluate()
+    trainer.save_metrics("eval", metrics, combined=False)
+    rewards = [name for name in metrics if name.startswith("eval_rewards/") and name.endswith("/mean")]
+    lines = [f"{name.split('/')[1]:<28}{metrics[name]:>8.4f}" for name in rewards]
+    folder = Path(str(trainer.args.output_dir))
+    trainer.accelerator.print("\n".join(["Test split, mean of", *lines, f"All: {folder / 'eval_results.json'}"]))
 
 
 def _measure(trainer: "PODSGRPOTrainer", problems: "Dataset | None", num_problems: int, when: str) -> Any:

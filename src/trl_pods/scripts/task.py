@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REWARDS = {
     "math_accuracy_reward": "trl_pods.rewards.math_accuracy_reward",
+    "multiple_choice_reward": "trl_pods.rewards.multiple_choice_reward",
     "graded_format_reward": "trl_pods.rewards.graded_format_reward",
     "tag_count_reward": "trl_pods.rewards.tag_count_reward",
     "strict_format_reward": "trl_pods.rewards.strict_format_reward",
@@ -30,6 +31,8 @@ REWARDS = {
 }
 LOADERS = {
     "gsm8k": "trl_pods.data.load_gsm8k",
+    "math": "trl_pods.data.load_math",
+    "sciknoweval": "trl_pods.data.load_sciknoweval",
     "addition": "trl_pods.data.addition.load_addition",
 }
 EMBEDDED_POLICY = "embedded"
