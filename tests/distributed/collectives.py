@@ -34,11 +34,12 @@ _FUNCTIONS = {
 
 
 def _caller() -> str:
-    """The innermost function of trl_pods, TRL or transformers that is under way."""
+    """The innermost function of trl_pods, TRL or transformers that exchanges, not one that goes before another's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        package = frame.f_globals.get("__name__", "").split(".")[0]
-        if package in ("trl_pods", "trl", "transformers"):
+        module = frame.f_globals.get("__name__", "")
+        package = module.split(".")[0]
+        if module != "trl_pods.process_failures" and package in ("trl_pods", "trl", "transformers"):
             return f"{package}.{frame.f_code.co_name}"
         frame = frame.f_back
     return "other"
