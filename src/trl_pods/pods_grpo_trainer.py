@@ -41,6 +41,7 @@ from .reward_statistics import advantages_over_all, reward_std, total_rewards
 from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
 from .selectors import Selector, resolve_selector, select
+from .tool_turns import turns_of_single_rows
 
 
 logger = get_logger(__name__)
@@ -259,6 +260,12 @@ Y. K. Li and Y. Wu and Daya Guo},
             completion_ids += generate(prompt_ids[part], images_of_part, fields_of_part, *args, **kwargs)[0]
         return completion_ids, None  # transformers returns no log-probs
 
+    def _tool_call_loop(self, *args: Any, **kwargs: Any) -> Any:
+        if not (self.use_vllm and self.vllm_mode == "server"):
+            return super()._tool_call_loop(*args, **kwargs)
+        with turns_of_single_rows(self.vllm_generation):
+            return super()._tool_call_loop(*args, **kwargs)
+
     def _work_in_chunks(self, size: int) -> None:
         self.reward_funcs = [
             ChunkedRewardModel(function, size) if isinstance(function, torch.nn.Module) else function
@@ -382,7 +389,8 @@ Y. K. Li and Y. Wu and Daya Guo},
         table = {}
         if self.log_completions:
             images = columns["images"] or _dataset_images(rows) or [None] * len(rows)
-            table = {"prompt": prompts, "completion": columns["completions"], "images": images}
+            ids = {f"{name}_ids": columns[f"{name}_ids"] for name in ("prompt", "completion")}
+            table = {"prompt": prompts, "completion": columns["completions"], "images": images, **ids}
         return _Selection(rewards_per_func, kept, has_signal.repeat_interleave(n), metrics, table)
 
     def _on_main_process(self, choose: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -485,8 +493,12 @@ Y. K. Li and Y. Wu and Daya Guo},
         advantages[selection.kept] = self._logged_advantages(selection)
         kept = torch.zeros(num_all, dtype=torch.bool)
         kept[selection.kept] = True
-        self._logs["prompt"].extend(gather_object(selection.table["prompt"]))
-        self._logs["completion"].extend(gather_object(selection.table["completion"]))
+        for name in ("prompt", "completion"):
+            messages = selection.table[name]
+            if isinstance(self._logs[name][-1], str) and not isinstance(messages[0], str):
+                # The last that TRL logged: before 1.15 these are texts, and evaluation adds to them.
+                messages = self.processing_class.batch_decode(selection.table[f"{name}_ids"], skip_special_tokens=True)
+            self._logs[name].extend(gather_object(messages))
         if self.log_multimodal:
             images = gather_object(selection.table["images"])
             self._logs["images"].extend(images if any(images) else [])
