@@ -1,0 +1,5 @@
+import engine_settings
+
+
+if engine_settings.HAS_VLLM:
+    engine_settings.install()
