@@ -93,14 +93,3 @@ def shut_down(trainer: GRPOTrainer) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # which TRL sets
         os.environ.pop(name, None)
     gc.collect()
-
-
-def push_to_always_say(model: torch.nn.Module, token: int) -> None:
-    """Change the weights so that this token follows whatever was said."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                parameter.zero_()
-        embedding = model.get_input_embeddings().weight  # tied to the output
-        embedding[:] = embedding[token]
-        embedding[token] *= 10

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from engine_settings import needs_vllm
+from one_word_policy import push_to_always_say
 from rig import ForwardCounter, kept_rows, step_logs
 from transformers import TrainerCallback
 
@@ -38,7 +39,7 @@ def make_trainer(colocate, tmp_path):
 
 @pytest.fixture
 def float32_engine(monkeypatch):
-    """By default vLLM runs a float32 model in bfloat16, where the likeliest of two near tokens may be the other one."""
+    """vLLM runs a float32 model in bfloat16 by default, where another of two near tokens may be the likeliest."""
     generation = importlib.import_module("trl.generation.vllm_generation")
     monkeypatch.setattr(generation, "LLM", functools.partial(generation.LLM, dtype="float32"))
 
@@ -74,7 +75,7 @@ def test_completions_after_a_sync_come_from_the_new_weights(make_trainer, coloca
 
     def push(step):
         if step == 2:
-            colocate.push_to_always_say(trainer.model, seven)
+            push_to_always_say(trainer.model, seven)
 
     trainer.add_callback(AtStepEnd(push))
     trainer.train()
@@ -226,7 +227,7 @@ def test_an_engine_that_forgets_its_weights_while_asleep_gets_them_again(make_tr
         max_steps=2, vllm_enable_sleep_mode=True, steps_per_generation=1, gradient_accumulation_steps=2
     )
     seven = trainer.processing_class.convert_tokens_to_ids("7")
-    colocate.push_to_always_say(trainer.model, seven)
+    push_to_always_say(trainer.model, seven)
     trainer.train()
     # Two rounds in each optimizer step; in the second the weights are new only to the engine.
     assert history == ["sleep 2", *["wake weights", "wake kv_cache", "sleep 2"] * 4]
