@@ -37,6 +37,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
 
 from .chunks import ChunkedRewardModel, chunks, chunks_of_fields
+from .merged_weights import base_weights_untouched
 from .reward_statistics import advantages_over_all, reward_std, total_rewards
 from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
@@ -138,6 +139,8 @@ Y. K. Li and Y. Wu and Daya Guo},
             )
         with _engine_sized_for_rollouts(self):
             super().__init__(*args, **kwargs)
+        if self.use_vllm and not self.is_fsdp_enabled:  # with FSDP TRL reads the weights in other ways
+            self._sync_without_a_trace()
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
         if self._chunk_size:
             self._work_in_chunks(self._chunk_size)
@@ -259,6 +262,15 @@ Y. K. Li and Y. Wu and Daya Guo},
             images_of_part = images and images[part]
             completion_ids += generate(prompt_ids[part], images_of_part, fields_of_part, *args, **kwargs)[0]
         return completion_ids, None  # transformers returns no log-probs
+
+    def _sync_without_a_trace(self) -> None:
+        sync_weights = self.vllm_generation.sync_weights
+
+        def sync() -> None:
+            with base_weights_untouched(self.model):
+                sync_weights()
+
+        self.vllm_generation.sync_weights = sync
 
     def _tool_call_loop(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.use_vllm and self.vllm_mode == "server"):
