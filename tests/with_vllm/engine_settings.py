@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 
 CHILD_PATH = Path(__file__).parent / "child"
 
@@ -31,10 +29,6 @@ ENVIRONMENT = {
 }
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-needs_vllm = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed; .ci/vllm makes an environment with it"),
-]
 
 
 class _PatchingFinder(importlib.abc.MetaPathFinder):

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from engine_settings import needs_vllm
+from marks import needs_vllm
 from one_word_policy import push_to_always_say
 from rig import ForwardCounter, kept_rows, step_logs
 from transformers import TrainerCallback

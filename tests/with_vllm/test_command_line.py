@@ -9,8 +9,10 @@ FOLDER holds SmolLM2-135M-Instruct as transformers saves it; GSM8K is looked for
 import json
 import subprocess
 
+import pandas as pd
 import pytest
-from engine_settings import child_environment, needs_vllm
+from engine_settings import child_environment
+from marks import needs_vllm
 
 
 pytestmark = needs_vllm
@@ -28,15 +30,25 @@ def run(folder, timeout, *arguments):
         check=False,
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-5000:]
+    assert "Traceback" not in result.stderr  # nor in the end, when the engine goes
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return [logs for logs in history if "loss" in logs], result.stdout
 
 
 @pytest.mark.timeout(600)
-def test_the_quickstart_generates_by_vllm(tmp_path):
+@pytest.mark.parametrize(("num_processes", "batch_size"), [(1, 16), (2, 12)])
+def test_the_quickstart_generates_by_vllm(tmp_path, num_processes, batch_size):
+    # With two processes, an engine in each, the second of three groups lies on both.
     settings = ["--max_steps", 3, "--logging_steps", 1, "--num_accuracy_problems", 64]
+    settings += ["--num_processes", num_processes, "--per_device_train_batch_size", batch_size]
     steps, output = run(tmp_path, 500, "--config", "quickstart", *settings)
     assert len(steps) == 3
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00003.parquet")
+    assert len(table) == 4 * num_processes * batch_size
+    for start in range(0, len(table), 32):
+        group = table[start : start + 32]
+        assert group["prompt"].nunique() == 1
+        assert group["kept"].sum() == 8
     for logs in steps:
         assert logs["grad_norm"] > 0
         assert 0 < logs["reward"] < 1
@@ -48,7 +60,6 @@ def test_the_quickstart_generates_by_vllm(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_a_real_model_generates_by_vllm(tmp_path):
-    import pandas as pd
     import test_real_model as real
 
     if not real.MODEL:

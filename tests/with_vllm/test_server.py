@@ -13,7 +13,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from engine_settings import child_environment, needs_vllm
+from engine_settings import child_environment
+from marks import needs_vllm
 
 
 pytestmark = [*needs_vllm, pytest.mark.timeout(900)]
