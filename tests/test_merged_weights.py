@@ -1,10 +1,7 @@
-import inspect
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from rig import make_model
-from trl.generation import vllm_generation
 
 from trl_pods.merged_weights import base_weights_untouched
 
@@ -64,9 +61,3 @@ def test_a_policy_without_an_adapter_is_left_alone():
     model = make_model()
     with base_weights_untouched(model):
         assert "named_parameters" not in vars(model)
-
-
-def test_a_sync_of_trl_reads_named_parameters_between_merging_and_unmerging():
-    source = inspect.getsource(vllm_generation.VLLMGeneration)
-    start, end = source.index("model.merge_adapter()"), source.index("model.unmerge_adapter()")
-    assert "in model.named_parameters():" in source[start:end]

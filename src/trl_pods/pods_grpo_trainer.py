@@ -57,6 +57,9 @@ _EXTRA_FIELDS = 5  # position of the dictionary of `rollout_func`'s further fiel
 # A standard deviation that is zero but for rounding, as TRL judges it for `frac_reward_zero_std`.
 _NO_SPREAD = 1e-8
 
+# TRL lets a step of the engine take so many tokens, and vLLM refuses to run more sequences than that.
+_MOST_SEQUENCES = 4096
+
 # Column of the completions table that says which rollouts were trained on.
 KEPT_COLUMN = "kept"
 
@@ -624,7 +627,8 @@ def _engine_sized_for_rollouts(trainer: PODSMixin) -> Iterator[None]:
     build_engine = grpo_trainer.VLLMGeneration
 
     def build_wider_engine(*args: Any, max_num_seqs: int, **kwargs: Any) -> Any:
-        max_num_seqs = max_num_seqs * trainer.num_rollouts // trainer.args.num_generations
+        wider = max_num_seqs * trainer.num_rollouts // trainer.args.num_generations
+        max_num_seqs = max(max_num_seqs, min(wider, _MOST_SEQUENCES))
         return build_engine(*args, max_num_seqs=max_num_seqs, **kwargs)
 
     grpo_trainer.VLLMGeneration = build_wider_engine
