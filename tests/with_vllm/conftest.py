@@ -1,3 +1,5 @@
+"""Real engines. (A folder named `vllm` on the path of imports would pass for the package where that is missing.)"""
+
 import engine_settings
 
 
