@@ -1,7 +1,6 @@
 """A trainer with an engine in its own process, on the embedded task, and what can be seen of that engine."""
 
 import gc
-import os
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +86,7 @@ class EngineCalls:
 
 
 def shut_down(trainer: GRPOTrainer) -> None:
-    """End the engine, and with it the process group that it made, so that the next trainer starts afresh."""
+    """End the engine, and with it the process group that it made."""
     trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
     trainer.vllm_generation.llm = trainer.engine_calls = None
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # which TRL sets
-        os.environ.pop(name, None)
     gc.collect()

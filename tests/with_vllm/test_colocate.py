@@ -3,7 +3,9 @@
 import functools
 import importlib
 import math
+import os
 from contextlib import nullcontext
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,9 +34,10 @@ def make_trainer(colocate, tmp_path):
         made.append(colocate.make_trainer(tmp_path, *args, **kwargs))
         return made[-1]
 
-    yield make
-    for trainer in made:
-        colocate.shut_down(trainer)
+    with patch.dict(os.environ):  # TRL and accelerate set the rank and the port of a process group
+        yield make
+        for trainer in made:
+            colocate.shut_down(trainer)
 
 
 @pytest.fixture
