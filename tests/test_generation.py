@@ -136,6 +136,14 @@ class SpyOnTheLoss(PODSGRPOTrainer):
         return super()._compute_loss(model, inputs)
 
 
+@pytest.mark.parametrize(("kept", "max_num_seqs"), [(1024, 4096), (2048, 4096), (8192, 8192)])
+def test_the_engine_is_not_sized_beyond_what_vllm_takes(tmp_path, engine, kept, max_num_seqs):
+    # TRL gives a step of the engine 4096 tokens; more sequences than that are an error, unless TRL itself asks for it.
+    settings = {"num_rollouts": 16, "num_generations": 4, "per_device_train_batch_size": kept}
+    make_trainer(tmp_path, Script([F1]), use_vllm=True, vllm_mode="colocate", **settings)
+    assert [built["max_num_seqs"] for built in engine.built] == [max_num_seqs]
+
+
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"])
 @pytest.mark.parametrize("missing", [pytest.param(True, marks=NO_LOGPROB), False])
 def test_sampling_log_probs_follow_their_rows(tmp_path, engine, mode, missing):

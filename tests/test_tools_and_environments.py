@@ -265,6 +265,62 @@ def test_each_prompt_may_name_an_environment(tmp_path, tokenizer):
     assert_trained_alike(pods, shadow)
 
 
+class Client:
+    """In place of the client of a vLLM server: two of three rollouts call the tool; notes what it is asked for."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.requests = tokenizer, []
+
+    def get_server_info(self):
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+    def generate(self, prompts, n, **kwargs):
+        self.requests.append((len(prompts), n))
+        texts = [text for ids in prompts for text in self._answers(self.tokenizer.decode(ids), n)]
+        completions = [self.tokenizer(text + "<|im_end|>")["input_ids"] for text in texts]
+        logprobs = [[[-0.1]] * len(ids) for ids in completions]
+        return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": logprobs}
+
+    def _answers(self, conversation, n):
+        results = re.findall("<tool_response>(.*?)</tool_response>", conversation, re.DOTALL)
+        if results:
+            return [f"So {results[-1].strip()}"] * n
+        number = int(re.findall(r"Question (\d)", conversation)[-1])
+        calls = [json.dumps({"name": "multiply", "arguments": {"a": number + 5, "b": b}}) for b in range(n)]
+        return [f"<tool_call>\n{call}\n</tool_call>" if b % 3 else "Nothing." for b, call in enumerate(calls)]
+
+
+def test_a_server_gets_each_prompt_once_and_each_row_that_goes_on(tmp_path, tokenizer, monkeypatch):
+    # Before 1.14 TRL itself asks for a group of completions of every n-th row that goes on.
+    client, said = Client(tokenizer), []
+    monkeypatch.setattr(
+        "trl.generation.vllm_generation.VLLMGeneration._init_vllm", lambda self: setattr(self, "vllm_client", client)
+    )
+    monkeypatch.setattr("trl.generation.vllm_generation.VLLMGeneration.sync_weights", lambda self: None)
+
+    def note(completions, **kwargs):
+        said.extend(completion[-1]["content"].strip() for completion in completions)
+        return [float(i) for i in range(len(completions))]
+
+    settings = {"num_rollouts": NUM_ROLLOUTS, "num_generations_eval": 3, "max_steps": 1, "learning_rate": 0.0}
+    settings |= {"use_vllm": True, "vllm_mode": "server", "per_device_eval_batch_size": 3}
+    trainer = train(
+        tmp_path,
+        tokenizer,
+        PODSGRPOTrainer,
+        PODSGRPOConfig,
+        settings,
+        trainer_settings={"tools": [multiply], "reward_funcs": [note]},
+    )
+    assert client.requests == [(2, 4), (4, 1)]
+    assert said == ["Nothing.", "So 5", "So 10", "Nothing.", "Nothing.", "So 6", "So 12", "Nothing."]
+
+    client.requests.clear(), said.clear()
+    trainer.evaluate(trainer.train_dataset)
+    assert client.requests == [(1, 3), (2, 1)] * 2
+    assert said == ["Nothing.", "So 5", "So 10", "Nothing.", "So 6", "So 12"]
+
+
 def test_a_plain_trainer_of_pods_takes_the_same_arguments(tmp_path, tokenizer):
     # Generation by the model itself: it calls no tool, and its rollouts are ordinary completions.
     def lengths(completion_ids, **kwargs):

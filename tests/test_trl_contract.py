@@ -13,9 +13,10 @@ import trl
 from packaging.specifiers import SpecifierSet
 from rig import F1, N8_M4, Script, make_trainer
 from trl import GRPOTrainer
+from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
-from trl_pods.pods_grpo_trainer import _PER_ROW_ATTRIBUTES, SUPPORTED_TRL
+from trl_pods.pods_grpo_trainer import _MOST_SEQUENCES, _PER_ROW_ATTRIBUTES, SUPPORTED_TRL
 
 
 ROOT = Path(__file__).parents[1]
@@ -164,3 +165,21 @@ def test_the_engine_is_built_from_the_name_that_is_replaced():
     assert "VLLMGeneration(" in source
     assert "max_num_seqs=" in source
     assert hasattr(grpo_trainer, "VLLMGeneration")
+    built = inspect.getsource(vllm_generation.VLLMGeneration._init_vllm)
+    assert f"max_num_batched_tokens={_MOST_SEQUENCES}," in built
+
+
+def test_a_turn_by_a_server_exchanges_rows_by_the_names_that_are_replaced():
+    generate = inspect.unwrap(vllm_generation.VLLMGeneration.generate)
+    assert positional(generate) == ["self", "prompts", "images", "num_generations"]
+    source = inspect.getsource(generate)
+    assert "= gather_object(prompts)" in source
+    assert "    broadcast_object_list(" in source
+    assert "self.vllm_generation.generate(" in inspect.getsource(GRPOTrainer._generate_single_turn)
+    assert "_generate_single_turn" in calls_in(GRPOTrainer._tool_call_loop)
+
+
+def test_a_weight_sync_reads_named_parameters_between_merging_and_unmerging_an_adapter():
+    source = inspect.getsource(vllm_generation.VLLMGeneration)
+    start, end = source.index("model.merge_adapter()"), source.index("model.unmerge_adapter()")
+    assert "in model.named_parameters():" in source[start:end]

@@ -40,12 +40,14 @@ from trl.trainer.utils import nanstd
 
 from .checkpoints import checkpoint_to_resume, delete_unfinished, rotation_after, saving, whole_tables
 from .chunks import ChunkedRewardModel, chunks, chunks_of_fields
+from .merged_weights import base_weights_untouched
 from .process_failures import ProcessFailures
 from .reward_deadline import RewardDeadline
 from .reward_statistics import advantages_over_all, reward_std, total_rewards
 from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
 from .selectors import Selector, resolve_selector, select
+from .tool_turns import turns_of_single_rows
 
 
 logger = get_logger(__name__)
@@ -75,6 +77,9 @@ _PER_IMAGE = {
 
 # A standard deviation that is zero but for rounding, as TRL judges it for `frac_reward_zero_std`.
 _NO_SPREAD = 1e-8
+
+# TRL lets a step of the engine take so many tokens, and vLLM refuses to run more sequences than that.
+_MOST_SEQUENCES = 4096
 
 # Column of the completions table that says which rollouts were trained on.
 KEPT_COLUMN = "kept"
@@ -160,6 +165,8 @@ Y. K. Li and Y. Wu and Daya Guo},
         with _engine_sized_for_rollouts(self):
             super().__init__(*args, **kwargs)
         _ = self._failures  # now: the others can then tell whether this process lives
+        if self.use_vllm and not self.is_fsdp_enabled:  # with FSDP TRL reads the weights in other ways
+            self._sync_without_a_trace()
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
         if self._chunk_size:
             self._work_in_chunks(self._chunk_size)
@@ -306,6 +313,21 @@ Y. K. Li and Y. Wu and Daya Guo},
             images_of_part = images and images[part]
             completion_ids += generate(prompt_ids[part], images_of_part, fields_of_part, *args, **kwargs)[0]
         return completion_ids, None  # transformers returns no log-probs
+
+    def _sync_without_a_trace(self) -> None:
+        sync_weights = self.vllm_generation.sync_weights
+
+        def sync() -> None:
+            with base_weights_untouched(self.model):
+                sync_weights()
+
+        self.vllm_generation.sync_weights = sync
+
+    def _tool_call_loop(self, *args: Any, **kwargs: Any) -> Any:
+        if not (self.use_vllm and self.vllm_mode == "server"):
+            return super()._tool_call_loop(*args, **kwargs)
+        with turns_of_single_rows(self.vllm_generation):
+            return super()._tool_call_loop(*args, **kwargs)
 
     def _work_in_chunks(self, size: int) -> None:
         self.reward_funcs = [
@@ -695,7 +717,8 @@ def _engine_sized_for_rollouts(trainer: PODSMixin) -> Iterator[None]:
     build_engine = grpo_trainer.VLLMGeneration
 
     def build_wider_engine(*args: Any, max_num_seqs: int, **kwargs: Any) -> Any:
-        max_num_seqs = max_num_seqs * trainer.num_rollouts // trainer.args.num_generations
+        wider = max_num_seqs * trainer.num_rollouts // trainer.args.num_generations
+        max_num_seqs = max(max_num_seqs, min(wider, _MOST_SEQUENCES))
         return build_engine(*args, max_num_seqs=max_num_seqs, **kwargs)
 
     grpo_trainer.VLLMGeneration = build_wider_engine

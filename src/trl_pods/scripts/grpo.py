@@ -311,6 +311,9 @@ def _summary(training_args: PODSGRPOConfig, before: Any, after: Any) -> str:
 
 def _end(trainer: "PODSGRPOTrainer") -> None:
     """A process that leaves its process group open often aborts at exit."""
+    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    if engine is not None:  # the process groups of a colocated engine, which lie within that of the trainer, go first
+        engine.llm_engine.engine_core.shutdown()
     if hasattr(trainer, "end"):  # transformers 5.18 and later
         trainer.end()
         return
