@@ -203,7 +203,7 @@ def _build_trainer(
 
     policy = locate_policy(model_args.model_name_or_path)
     training_args.model_init_kwargs = _model_init_kwargs(training_args, model_args)
-    evaluates = training_args.eval_strategy != "no"
+    evaluates = training_args.eval_strategy != "no" or training_args.eval_minutes is not None
     return PODSGRPOTrainer(
         model=policy,
         reward_funcs=_rewards(script_args),
