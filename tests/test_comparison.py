@@ -143,6 +143,10 @@ def test_the_command_line_alone_describes_a_comparison(recipe, capsys):
             "needs num_generations as a whole number",
         ),
         (
+            ["--recipe", "RECIPE", *FLAGS[:-1], "--output_dir", "out", "--arm", "a", "model_name_or_path=./x"],
+            "model_name_or_path='./x' is no folder. Make it first",
+        ),
+        (
             ["--recipe", "RECIPE", *FLAGS[:-1], "--output_dir", "out", "--arm", "a", "selecter=x"],
             "Did you mean 'selector'?",
         ),

@@ -127,12 +127,13 @@ def _flags(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_settings(comparison: Comparison) -> None:
-    """Refuse unknown settings and values of a wrong type before the first run."""
+    """Refuse unknown settings, values of a wrong type and a start that is not there before the first run."""
     import tempfile
 
     import yaml
 
     from ..scripts.grpo import make_parser
+    from ..scripts.task import locate_policy
     from .arguments import separate
 
     first_of_each_arm = {run.arm: run for run in reversed(comparison.runs())}
@@ -141,3 +142,4 @@ def _check_settings(comparison: Comparison) -> None:
             recipe = Path(folder) / f"arm {run.arm}"
             recipe.write_text(yaml.safe_dump(run.settings), encoding="utf-8")
             separate(["--config", str(recipe)], make_parser())
+        locate_policy(run.settings.get("model_name_or_path"))

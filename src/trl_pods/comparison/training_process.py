@@ -77,17 +77,18 @@ class TrainingProcess:
 
     def end(self) -> None:
         """End it, whatever it is doing."""
-        if self.process.poll() is None:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            self.process.terminate()  # the launcher takes its processes along
-            try:
-                self.process.wait(_SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            for child in children:
-                if child.is_running():
-                    child.kill()
-            self.process.wait()
+        if self.process.poll() is not None:
+            return
+        descendants = _descendants(self.process.pid)
+        self.process.terminate()  # the launcher takes its processes along
+        try:
+            self.process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in descendants:
+            if process.is_running():  # checks that it is still the same process
+                process.kill()
+        self.process.wait()
 
     def result(self, error: str | None = None) -> Run:
         """
@@ -136,6 +137,13 @@ class TrainingProcess:
         whole = text[: text.rfind(b"\n") + 1]  # the last line may be under way
         self._read_to += len(whole)
         self.entries += [json.loads(line) for line in whole.splitlines()]
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _rounds_per_step(settings: dict[str, Any]) -> float:
