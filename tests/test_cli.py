@@ -24,10 +24,11 @@ from transformers import GraniteConfig, GraniteForCausalLM
 from trl import DatasetMixtureConfig
 
 import trl_pods
-from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
+from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, held_out_accuracy
 from trl_pods.cli import launcher, main
 from trl_pods.cli.arguments import separate
 from trl_pods.cli.launcher import LaunchPlan, parse_launcher_args
+from trl_pods.held_out_accuracy import Accuracy
 from trl_pods.scripts import grpo as script
 from trl_pods.scripts import recipe as recipe_module
 from trl_pods.scripts.grpo import PODSScriptArguments, make_parser, parse
@@ -259,7 +260,7 @@ def wait_until(condition):
         time.sleep(0.2)
 
 
-def test_the_script_evaluates_the_test_split_and_reports_its_accuracy(
+def test_the_script_evaluates_the_test_split_and_measures_its_accuracy_along_the_way(
     policy, write_recipe, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "tiny_task.py").write_text(TASK)
@@ -269,9 +270,9 @@ def test_the_script_evaluates_the_test_split_and_reports_its_accuracy(
 
     def measure_accuracy(trainer, dataset, num_problems):
         measured.append((trainer.state.global_step, len(dataset), num_problems))
-        return SimpleNamespace(sampled=0.25 * len(measured), greedy=0.5)
+        return Accuracy(sampled=0.25 * len(measured), greedy=0.5)
 
-    monkeypatch.setitem(sys.modules, "trl_pods.held_out_accuracy", SimpleNamespace(measure_accuracy=measure_accuracy))
+    monkeypatch.setattr(held_out_accuracy, "measure_accuracy", measure_accuracy)
     recipe = write_recipe(
         model_name_or_path=str(policy),
         per_device_train_batch_size=2,
@@ -279,12 +280,25 @@ def test_the_script_evaluates_the_test_split_and_reports_its_accuracy(
         eval_strategy="steps",
         eval_steps=1,
         num_accuracy_problems=5,
+        accuracy_minutes=1e-6,
+        log_file="run/log.jsonl",
+        logging_steps=1,
+        max_steps=2,
     )
     script.main(*parse(["--config", recipe]))
-    assert measured == [(0, 8, 5), (1, 8, 5)]
-    assert any("eval_reward" in log for log in trainer_state(tmp_path)["log_history"])
+    assert measured == [(0, 8, 5), (1, 8, 5), (2, 8, 5)]
+    history = trainer_state(tmp_path)["log_history"]
+    assert any("eval_reward" in log for log in history)
+    accuracies = [log for log in history if "held_out_accuracy/sampled" in log]
+    assert [(log["step"], log["held_out_accuracy/sampled"]) for log in accuracies] == [(0, 0.25), (1, 0.5), (2, 0.75)]
+    assert [log["step"] for log in history if "loss" in log] == [1, 2]  # none lost to an entry of the accuracy
+    assert "reward" not in accuracies[1]
+    header, *lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert header["settings"]["num_rollouts"] == 4
+    assert {"versions", "hardware"} < header.keys()
+    assert lines == [json.loads(json.dumps(log)) for log in history]
     shown = capsys.readouterr().out
-    assert "Held-out accuracy     before   after\n  sampled              0.250   0.500" in shown
+    assert "Held-out accuracy     before   after\n  sampled              0.250   0.750" in shown
     assert "Completions" not in shown
 
 
@@ -571,7 +585,7 @@ def test_the_training_script_leaves_options_of_the_launch_in_the_recipe_alone(wr
 def test_help_and_version_do_without_torch():
     code = (
         "import sys; from trl_pods.cli import main\n"
-        "for args in (['--help'], ['--version']):\n"
+        "for args in (['--help'], ['--version'], ['compare', '--help'], ['report', '--help']):\n"
         "    try: main(args)\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "assert main([]) == 0\n"
@@ -579,7 +593,8 @@ def test_help_and_version_do_without_torch():
     )
     environment = os.environ | {"PYTHONPATH": str(Path(trl_pods.__file__).parents[1])}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "usage: trl-pods" in result.stdout
+    for command in ("trl-pods", "trl-pods compare", "trl-pods report"):
+        assert f"usage: {command} [-h]" in result.stdout
     assert trl_pods.__version__ in result.stdout
 
 
@@ -642,6 +657,18 @@ def test_a_dataset_on_disk_is_loaded_by_trl_and_a_missing_split_is_named(tmp_pat
 def test_a_wrong_choice_of_data_says_what_to_set(settings, message):
     with pytest.raises(ValueError, match=message):
         open_dataset(PODSScriptArguments(**settings), DatasetMixtureConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"accuracy_minutes": 0, "num_accuracy_problems": 5}, "accuracy_minutes=0 is no time"),
+        ({"accuracy_minutes": 2.0}, "num_accuracy_problems=0, no problems .* num_accuracy_problems=500"),
+    ],
+)
+def test_measurements_along_the_way_need_a_time_and_problems(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PODSScriptArguments(**settings)
 
 
 @pytest.mark.parametrize("value", ["[1]", "{", [1]])

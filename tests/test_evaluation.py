@@ -38,6 +38,7 @@ def test_evaluation_is_that_of_grpo(tmp_path, num_generations_eval):
     )
     grpo, grpo_script = evaluate(tmp_path, GRPOTrainer, GRPOConfig, rewards, num_generations_eval)
     assert pods_script.calls == grpo_script.calls
+    assert pods.pop("time/train") == 0
     assert {k: v for k, v in pods.items() if k not in VARYING} == {k: v for k, v in grpo.items() if k not in VARYING}
 
 
@@ -77,7 +78,7 @@ def test_evaluation_generates_as_many_completions_as_it_is_told(tmp_path, num_ge
     assert [len(call) for call in script.calls] == [*calls, 8, *calls]
     evaluations = [logs for logs in trainer.recorder.logs if "eval_reward" in logs]
     assert [logs["eval_reward"] for logs in evaluations] == pytest.approx([mean] * 2)
-    assert not [key for logs in evaluations for key in logs if "pods/" in key or "time/" in key]
+    assert not [key for logs in evaluations for key in logs if "pods/" in key or "eval_time/" in key]
 
 
 def test_evaluation_shows_its_completions_with_every_reward_function(tmp_path):

@@ -91,6 +91,7 @@ def test_the_times_of_a_round_are_logged(tmp_path, settings):
             "time/select",
             "time/score",
             "time/update",
+            "time/train",
         }
         assert logs["time/generate"] > 0
         assert logs["time/update"] > 0

@@ -45,7 +45,7 @@ def test_without_down_sampling_it_is_grpo_to_the_last_bit(tmp_path, num_rollouts
     assert len(ours) == len(theirs) == 6
     for ours_step, theirs_step in zip(ours, theirs, strict=True):
         assert set(ours_step) - set(theirs_step) <= {
-            f"time/{p}" for p in ("generate", "reward", "select", "score", "update")
+            f"time/{p}" for p in ("generate", "reward", "select", "score", "update", "train")
         }
         for key in set(theirs_step) - {"step_time"}:
             assert ours_step[key] == theirs_step[key], key

@@ -1,17 +1,23 @@
-"""How many problems a policy gets right that it was not trained on."""
+"""How many problems a policy gets right that it was not trained on, once or along the way."""
 
 import inspect
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
 from .chunks import chunks
 from .process_failures import ProcessFailures
+from .training_clock import TRAIN_TIME
+
+
+if TYPE_CHECKING:
+    from .pods_grpo_trainer import PODSMixin
 
 
 _BATCH_SIZE = 64
@@ -83,6 +89,64 @@ def measure_accuracy(trainer: GRPOTrainer, dataset: Dataset, num_problems: int) 
         sampled=_share_right(trainer, rows, {"do_sample": True, **sampling, **further}),
         greedy=_share_right(trainer, rows, {"do_sample": False, **dict.fromkeys(sampling)}),
     )
+
+
+class AccuracyCallback(TrainerCallback):
+    """
+    Log [`measure_accuracy`] before training, at intervals of training time, and whenever it is called.
+
+    The log has `held_out_accuracy/sampled` and `held_out_accuracy/greedy`; the training clock stands still meanwhile.
+
+    Args:
+        trainer ([`PODSGRPOTrainer`]):
+            Trainer with the policy.
+        dataset ([`~datasets.Dataset`]):
+            Problems in the format of the training set.
+        num_problems (`int`):
+            How many of the first problems to take.
+        minutes (`float`, *optional*):
+            Measure after the first step past each multiple of so many minutes of training. `None` is not at all.
+    """
+
+    def __init__(
+        self, trainer: "PODSMixin", dataset: Dataset, num_problems: int, minutes: float | None = None
+    ) -> None:
+        self._trainer = trainer
+        self._dataset = dataset
+        self._num_problems = num_problems
+        self._minutes = minutes
+        self._measured: dict[int, Accuracy] = {}  # by step
+
+    @property
+    def before(self) -> Accuracy:
+        """What was measured first."""
+        return next(iter(self._measured.values()))
+
+    def __call__(self) -> Accuracy:
+        """The accuracy at this step, measured if it has not been."""
+        step = self._trainer.state.global_step
+        if step not in self._measured:
+            self._measured[step] = self._measure()
+        return self._measured[step]
+
+    def _measure(self) -> Accuracy:
+        trainer, clock = self._trainer, self._trainer.training_clock
+        with clock.paused():
+            accuracy = measure_accuracy(trainer, self._dataset, self._num_problems)
+        should_log = trainer.control.should_log  # an entry of our own does not stand for that of the step
+        logs = {f"held_out_accuracy/{kind}": share for kind, share in asdict(accuracy).items()}
+        # As an entry by itself: the `log` of GRPOTrainer would put the metrics of training into it.
+        Trainer.log(trainer, {**logs, TRAIN_TIME: clock.read()})
+        trainer.control.should_log = should_log
+        return accuracy
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._measured.clear()
+        self()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self._trainer.training_clock.passed(self._minutes):
+            self()
 
 
 def _check_supported(trainer: GRPOTrainer) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from .selectors import resolve_selector, selector_name
+from .training_clock import check_minutes
 
 
 @dataclass
@@ -53,6 +54,13 @@ class PODSGRPOConfig(GRPOConfig):
             Rollouts over which the mean and the standard deviation of the rewards are taken when advantages are
             normalised: `"kept"`, the `num_generations` trained on (section A.3 of the paper), or `"all"`, the
             `num_rollouts` generated (its ablation).
+        max_train_minutes (`float`, *optional*):
+            Minutes of training after which it stops, with the end of a step; evaluation and saving are not counted,
+            and a resumed run goes on counting. The steps of the learning-rate schedule stay those of `max_steps` or
+            `num_train_epochs`, whichever ends first ends the training. `None` is no limit.
+        eval_minutes (`float`, *optional*):
+            Evaluate after the first step past each multiple of so many minutes of training, besides what
+            `eval_strategy` asks for. `None` leaves it to that.
 
     Raises:
         ValueError: If a setting is wrong; the message names the setting, its value and one that works.
@@ -124,6 +132,20 @@ class PODSGRPOConfig(GRPOConfig):
             "(the `num_rollouts` generated)."
         },
     )
+    max_train_minutes: float | None = field(
+        default=None,
+        metadata={
+            "help": "Minutes of training after which it stops; evaluation and saving are not counted, and a resumed "
+            "run goes on counting. `None` is no limit."
+        },
+    )
+    eval_minutes: float | None = field(
+        default=None,
+        metadata={
+            "help": "Evaluate after the first step past each multiple of so many minutes of training, besides what "
+            "`eval_strategy` asks for."
+        },
+    )
 
     def __post_init__(self) -> None:
         self._check_group_sizes()
@@ -139,6 +161,7 @@ class PODSGRPOConfig(GRPOConfig):
         self._check_chunk_size()
         self._check_reward_timeout()
         self._check_advantage_statistics()
+        check_minutes(self.max_train_minutes, self.eval_minutes)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, as in [`~transformers.TrainingArguments`]; a callable rule by its name."""

@@ -48,6 +48,7 @@ from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
 from .selectors import Selector, resolve_selector, select
 from .tool_turns import turns_of_single_rows
+from .training_clock import TRAIN_TIME, TrainingClock
 
 
 logger = get_logger(__name__)
@@ -168,6 +169,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         if self.use_vllm and not self.is_fsdp_enabled:  # with FSDP TRL reads the weights in other ways
             self._sync_without_a_trace()
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
+        self._add_training_clock()
         if self._chunk_size:
             self._work_in_chunks(self._chunk_size)
         if self._downsamples:
@@ -543,9 +545,10 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     # Metrics and logs
 
-    def log(self, *args: Any, **kwargs: Any) -> None:
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        logs[TRAIN_TIME] = self.training_clock.read()  # here, and not by the clock, for trackers that come before it
         with whole_tables():  # TRL writes that of the last step once more after its checkpoint
-            super().log(*args, **kwargs)
+            super().log(logs, *args, **kwargs)
 
     def _adjust_advantages(self, output: dict[str, Any], selection: _Selection, num_local: int) -> None:
         """Put in place of TRL's advantages those over all rollouts, or 0 in groups without signal, as configured."""
@@ -637,7 +640,22 @@ Y. K. Li and Y. Wu and Daya Guo},
                     "per completion, and a column from one reward function alone."
                 )
 
-    # Clock
+    # Clocks
+
+    @property
+    def training_clock(self) -> TrainingClock:
+        """Seconds of training so far, `training_clock.read()`, without evaluation and saving."""
+        # Looked up, since transformers may replace it by a new one when training resumes.
+        return next(clock for clock in self.callback_handler.callbacks if isinstance(clock, TrainingClock))
+
+    def _add_training_clock(self) -> None:
+        if not any(isinstance(callback, TrainingClock) for callback in self.callback_handler.callbacks):
+            self.add_callback(TrainingClock())
+        eval_minutes = getattr(self.args, "eval_minutes", None)
+        if eval_minutes is not None and self.eval_dataset is None:
+            raise ValueError(
+                f"eval_minutes={eval_minutes} is set but there is no eval_dataset. Pass one, or use eval_minutes=None."
+            )
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         with self._timer.phase("score"):  # within a round: old and reference log-probs
@@ -672,7 +690,8 @@ class PODSGRPOTrainer(PODSMixin, GRPOTrainer):
     `clip_ratio/*`, `sampling/*`) the kept ones. Logged besides: `pods/kept_reward`, `pods/kept_reward_std`,
     `pods/kept_length` (tokens), `pods/ineligible` (share of rollouts without a usable score), `pods/no_signal` (share
     of groups in which what the rule looks at does not differ enough), and the seconds of a round: `time/generate`,
-    `time/reward`, `time/select`, `time/score` (old and reference log-probs), `time/update`.
+    `time/reward`, `time/select`, `time/score` (old and reference log-probs), `time/update`. `time/train` is the
+    seconds of training so far, without evaluation and saving ([`~trl_pods.training_clock.TrainingClock`]).
 
     Example:
 

@@ -9,6 +9,8 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -21,9 +23,10 @@ from test_tools_and_environments import train as train_with_tools
 from test_vision import NONE, ONE, TWO, ReplayPODS
 from test_vision import train as train_with_pictures
 from torch.distributed import destroy_process_group
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
+from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, training_clock
 
 
 # Three groups of four over two processes: the middle one straddles.
@@ -283,6 +286,45 @@ def uneven_shares(folder):
         return {"message": str(error)}
 
 
+class Slow(TrainerCallback):
+    """On the main process a step lasts 10 seconds, on the others 100; notes when there was an evaluation."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.evaluated = []
+
+    def on_pre_optimizer_step(self, *args, **kwargs):
+        self.now += 10 if os.environ["RANK"] == "0" else 100
+
+    def on_evaluate(self, args, state, *_, **kwargs):
+        self.evaluated.append(state.global_step)
+
+
+def clocks_that_differ(folder):
+    slow = Slow()
+    with patch.object(training_clock, "time", SimpleNamespace(perf_counter=lambda: slow.now)):
+        trainer = make_trainer(
+            folder,
+            Script([F1]),
+            num_rollouts=8,
+            num_generations=4,
+            per_device_train_batch_size=2,
+            per_device_eval_batch_size=2,
+            max_steps=20,
+            max_train_minutes=1.0,
+            eval_minutes=0.3,
+            trainer_kwargs={"eval_dataset": Script([F1]).dataset()},
+        )
+        trainer.add_callback(slow)
+        trainer.train()
+    return {
+        "steps": trainer.state.global_step,
+        "evaluated": slow.evaluated,
+        "seconds": trainer.training_clock.read(),
+        "logged": [entry["time/train"] for entry in trainer.state.log_history if "loss" in entry],
+    }
+
+
 CASES = [
     straddling_group,
     a_demand_for_signal,
@@ -301,6 +343,7 @@ CASES = [
     straddling_pictures,
     pictures_of_one_process,
     uneven_shares,
+    clocks_that_differ,
 ]
 
 

@@ -186,3 +186,14 @@ def test_pictures_follow_their_rollouts_between_processes(seen, tmp_path, case, 
 def test_shares_that_cannot_be_even_are_refused_on_every_process(seen):
     for rank in seen["uneven_shares"]:
         assert "Use num_rollouts=8, or per_device_train_batch_size=2." in rank["message"]
+
+
+def test_all_processes_go_by_the_clock_of_the_main_one(seen):
+    first, second = seen["clocks_that_differ"]
+    assert first == {
+        "steps": 6,
+        "evaluated": [2, 4, 6],  # past 18, 36 and 54 seconds
+        "seconds": 60.0,
+        "logged": [10.0, 20.0, 30.0, 40.0, 50.0, 60.0],
+    }
+    assert second == first

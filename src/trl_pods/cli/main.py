@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
             The command line. Default: that of the process.
 
     Returns:
-        `int`: the exit code: 0, 2 if the command line or the recipe is wrong, otherwise that of the training that
+        `int`: the exit code: 0, 2 if the command line or the recipe is wrong, otherwise that of the command that
         failed.
     """
     parser = _make_parser()
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return _grpo(arguments)
+        return _COMMANDS[namespace.command](arguments)
     except (ValueError, OSError, ImportError) as error:
         print(f"{PROG}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -46,6 +46,8 @@ def _make_parser() -> argparse.ArgumentParser:
         help=f"train; all settings: {PROG} grpo --help",
         add_help=False,  # the settings are those of the training script, which imports torch
     )
+    commands.add_parser("compare", help="run arms of a recipe over seeds for the same training time", add_help=False)
+    commands.add_parser("report", help="tables and plots of such a comparison", add_help=False)
     return parser
 
 
@@ -60,3 +62,18 @@ def _grpo(arguments: list[str]) -> int:
         return 0
     plan = separate(arguments, parser)
     return launch("trl_pods.scripts.grpo", plan)
+
+
+def _compare(arguments: list[str]) -> int:
+    from .compare import compare
+
+    return compare(arguments, prog=f"{PROG} compare")
+
+
+def _report(arguments: list[str]) -> int:
+    from .report import report
+
+    return report(arguments, prog=f"{PROG} report")
+
+
+_COMMANDS = {"grpo": _grpo, "compare": _compare, "report": _report}

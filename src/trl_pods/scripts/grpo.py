@@ -6,6 +6,7 @@ Train with PODS:
 """
 
 import json
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
+from ..log_file import LogFileCallback
 from ..pods_grpo_config import PODSGRPOConfig
 from .recipe import check_known, find_recipe, read_recipe, take_config
 from .task import EMBEDDED_POLICY, LOADERS, REWARDS, load_reward, locate_policy, open_dataset
 
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
+    from ..held_out_accuracy import AccuracyCallback
     from ..pods_grpo_trainer import PODSGRPOTrainer
 
 
@@ -46,9 +47,15 @@ class PODSScriptArguments(GRPOScriptArguments):
         evaluate_only (`bool`, *optional*, defaults to `False`):
             Evaluate on the test split, by TRL's evaluation as under an `eval_strategy`, and do not train. The policy
             is `model_name_or_path`; with PEFT, `resume_from_checkpoint` names the checkpoint of an adapter to it.
+        accuracy_minutes (`float`, *optional*):
+            Measure the accuracy also after every so many minutes of training; the training clock leaves the
+            measurements out.
+        log_file (`str`, *optional*):
+            File that gets each log entry as a line of JSON as soon as it is made; its first line holds settings,
+            versions and hardware.
 
     Raises:
-        ValueError: If `dataset_kwargs` is not a mapping.
+        ValueError: If `dataset_kwargs` is not a mapping, or `accuracy_minutes` no time or without problems.
 
     Example:
 
@@ -90,6 +97,12 @@ class PODSScriptArguments(GRPOScriptArguments):
             "The policy is `model_name_or_path`; with PEFT, `resume_from_checkpoint` names an adapter's checkpoint."
         },
     )
+    accuracy_minutes: float | None = field(
+        default=None, metadata={"help": "Measure the accuracy also after every so many minutes of training."}
+    )
+    log_file: str | None = field(
+        default=None, metadata={"help": "File that gets each log entry as a line of JSON as soon as it is made."}
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.reward_funcs, str):  # `reward_funcs: name` in YAML
@@ -98,6 +111,21 @@ class PODSScriptArguments(GRPOScriptArguments):
             self.dataset_kwargs = _read_json(self.dataset_kwargs)
         if not isinstance(self.dataset_kwargs, dict | None):
             raise ValueError(f"dataset_kwargs={self.dataset_kwargs!r} must be a mapping of keywords.")
+        self._check_accuracy_minutes()
+
+    def _check_accuracy_minutes(self) -> None:
+        if self.accuracy_minutes is None:
+            return
+        if not 0 < self.accuracy_minutes < math.inf:
+            raise ValueError(
+                f"accuracy_minutes={self.accuracy_minutes} is no time between two measurements. Use None for none "
+                "along the way, or minutes, for instance 2.0."
+            )
+        if self.num_accuracy_problems <= 0:
+            raise ValueError(
+                f"accuracy_minutes={self.accuracy_minutes} is set with num_accuracy_problems="
+                f"{self.num_accuracy_problems}, no problems to measure on. Use for instance num_accuracy_problems=500."
+            )
 
 
 def make_parser(prog: str | None = None) -> TrlParser:
@@ -184,11 +212,12 @@ def main(
         _evaluate(trainer, _checkpoint(training_args.resume_from_checkpoint))
         _end(trainer)
         return
-    problems = load_split(script_args.dataset_test_split) if script_args.num_accuracy_problems > 0 else None
-    before = _measure(trainer, problems, script_args.num_accuracy_problems, "before")
+    if script_args.log_file:
+        trainer.add_callback(LogFileCallback(script_args.log_file))
+    accuracy = _measure_along_the_way(trainer, script_args, load_split)
     trainer.train(resume_from_checkpoint=_checkpoint(training_args.resume_from_checkpoint))
     _save(trainer, script_args.dataset_name)
-    after = _measure(trainer, problems, script_args.num_accuracy_problems, "after")
+    before, after = (accuracy.before, accuracy()) if accuracy else (None, None)
     trainer.save_state()
     trainer.accelerator.print(_summary(training_args, before, after))
     _end(trainer)
@@ -203,7 +232,7 @@ def _build_trainer(
 
     policy = locate_policy(model_args.model_name_or_path)
     training_args.model_init_kwargs = _model_init_kwargs(training_args, model_args)
-    evaluates = training_args.eval_strategy != "no"
+    evaluates = training_args.eval_strategy != "no" or training_args.eval_minutes is not None
     return PODSGRPOTrainer(
         model=policy,
         reward_funcs=_rewards(script_args),
@@ -268,20 +297,19 @@ def _evaluate(trainer: "PODSGRPOTrainer", checkpoint: str | bool | None) -> None
     trainer.accelerator.print("\n".join(["Test split, mean of", *lines, f"All: {folder / 'eval_results.json'}"]))
 
 
-def _measure(trainer: "PODSGRPOTrainer", problems: "Dataset | None", num_problems: int, when: str) -> Any:
-    if problems is None:
+def _measure_along_the_way(
+    trainer: "PODSGRPOTrainer", script_args: PODSScriptArguments, load_split: Any
+) -> "AccuracyCallback | None":
+    if script_args.num_accuracy_problems <= 0:
         return None
-    from ..held_out_accuracy import measure_accuracy
+    from ..held_out_accuracy import AccuracyCallback
 
-    accuracy = measure_accuracy(trainer, problems, num_problems)
-    trainer.state.log_history.append(
-        {
-            "step": trainer.state.global_step,
-            f"held_out_accuracy/sampled_{when}": accuracy.sampled,
-            f"held_out_accuracy/greedy_{when}": accuracy.greedy,
-        }
+    problems = load_split(script_args.dataset_test_split)
+    callback = AccuracyCallback(
+        trainer, problems, script_args.num_accuracy_problems, minutes=script_args.accuracy_minutes
     )
-    return accuracy
+    trainer.add_callback(callback)
+    return callback
 
 
 def _checkpoint(value: str | bool | None) -> str | bool | None:

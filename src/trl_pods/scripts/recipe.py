@@ -9,6 +9,9 @@ from typing import Any
 import yaml
 
 
+COMPARISONS = "comparisons"  # folder among the recipes: files of `trl-pods compare`, which are no recipes
+
+
 def recipes_folder() -> Path:
     """The recipes shipped with the package: inside it where it is installed, beside `src` in a checkout."""
     package = Path(__file__).resolve().parents[1]
@@ -18,8 +21,12 @@ def recipes_folder() -> Path:
 
 def shipped_recipes() -> list[str]:
     """Names of the shipped recipes, such as `"quickstart"` or `"gsm8k/pods"`."""
-    folder = recipes_folder()
-    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    return [name for name in _names(recipes_folder()) if not name.startswith(f"{COMPARISONS}/")]
+
+
+def shipped_comparisons() -> list[str]:
+    """Names of the shipped comparisons of `trl-pods compare`, such as `"addition/arms"`."""
+    return _names(recipes_folder() / COMPARISONS)
 
 
 def find_recipe(name: str) -> Path:
@@ -36,14 +43,26 @@ def find_recipe(name: str) -> Path:
     Raises:
         FileNotFoundError: If there is neither; the message lists the shipped recipes.
     """
-    shipped = recipes_folder() / name
-    for path in (Path(name), shipped, shipped.with_name(f"{shipped.name}.yaml")):
+    return _find("recipe", name, recipes_folder(), shipped_recipes())
+
+
+def find_comparison(name: str) -> Path:
+    """As [`find_recipe`], for the comparisons of `trl-pods compare`."""
+    return _find("comparison", name, recipes_folder() / COMPARISONS, shipped_comparisons())
+
+
+def _find(kind: str, name: str, folder: Path, shipped: list[str]) -> Path:
+    for path in (Path(name), folder / name, folder / f"{name}.yaml"):
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"There is no recipe {name!r}: it is neither a file nor one of the shipped recipes "
-        f"({', '.join(shipped_recipes()) or 'none here'})."
+        f"There is no {kind} {name!r}: it is neither a file nor one of the shipped {kind}s "
+        f"({', '.join(shipped) or 'none here'})."
     )
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

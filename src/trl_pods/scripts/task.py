@@ -110,12 +110,14 @@ def locate_policy(name: str | None) -> str:
         `str`: a folder or a repository.
 
     Raises:
-        ValueError: If there is no name.
+        ValueError: If there is no name, or it is a path (`./...`, `/...`) and no folder is there.
     """
     if not name:
         raise ValueError(
             f"model_name_or_path is not set. Use a folder, a repository of the hub, or {EMBEDDED_POLICY!r}."
         )
+    if name.startswith(("./", "../", "/")) and not Path(name).is_dir():
+        raise ValueError(f"model_name_or_path={name!r} is no folder. Make it first, or name one that is there.")
     if name != EMBEDDED_POLICY:
         return name
     from ..data.addition import embedded_policy_path

@@ -1,0 +1,183 @@
+"""
+The file of a run: its curve, with what it was made with. Written whole or not at all. Imports no torch.
+
+A JSON object:
+
+- `format`: `"trl_pods.run/1"`
+- `arm`, `seed`: which run of the comparison
+- `status`: `"finished"` or `"failed"`
+- `error`: of a failed run, how it ended and the end of its output
+- `settings`: the recipe with all that the arm, the comparison and the seed set otherwise
+- `started`, `wall_seconds`: when it was started (UTC), and how long it took with start-up and measurements
+- `versions`, `hardware`: of packages, and of the machine
+- `duration`, `interval`: seconds of training that the run was given, and between two measurements
+- `rounds_per_step`: rounds of generation for each step of the optimizer
+- `accuracy`: columns `seconds` (of training), `step`, `sampled`, `greedy` (shares of held-out problems)
+- `log`: columns of the training log, one value per entry. `time/train` is seconds of training so far; `time/generate`,
+  `time/reward`, `time/select`, `time/score`, `time/update` are seconds of a round
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+FORMAT = "trl_pods.run/1"
+FINISHED, FAILED = "finished", "failed"
+
+# Columns of the log that are kept, as far as they are logged.
+LOG_COLUMNS = (
+    "step",
+    "time/train",
+    "time/generate",
+    "time/reward",
+    "time/select",
+    "time/score",
+    "time/update",
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
+    "pods/kept_reward",
+    "pods/kept_reward_std",
+    "pods/kept_length",
+    "completions/mean_length",
+    "num_tokens",
+    "entropy",
+    "grad_norm",
+    "loss",
+)
+_SIGNIFICANT = 6  # digits
+
+
+@dataclass
+class Run:
+    """What a run left; the fields are those of the file, see this module."""
+
+    arm: str
+    seed: int
+    status: str
+    settings: dict[str, Any]
+    duration: float
+    interval: float
+    error: str | None = None
+    started: str | None = None
+    wall_seconds: float | None = None
+    rounds_per_step: float = 1.0
+    versions: dict[str, str] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    accuracy: dict[str, list] = field(default_factory=dict)
+    log: dict[str, list] = field(default_factory=dict)
+
+
+def write_run(run: Run, path: Path) -> None:
+    """
+    Write a run to its file.
+
+    Args:
+        run ([`Run`]):
+            The run.
+        path (`Path`):
+            The file; what is there is replaced.
+    """
+    write_json({"format": FORMAT, **asdict(run)}, path)
+
+
+def read_run(path: Path) -> Run:
+    """
+    Read a run from its file.
+
+    Args:
+        path (`Path`):
+            The file.
+
+    Returns:
+        [`Run`]
+
+    Raises:
+        ValueError: If it is not such a file, or of another format.
+
+    Example:
+
+    ```python
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_run(Run("pods", 1, FINISHED, {"num_rollouts": 32}, duration=60.0, interval=10.0), folder / "run.json")
+    >>> read_run(folder / "run.json").settings
+    {'num_rollouts': 32}
+
+    ```
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        file_format = content.pop("format", None)
+        if file_format != FORMAT:
+            raise ValueError(f"{path} is of the format {file_format!r}; this trl_pods reads {FORMAT!r}.")
+        return Run(**content)
+    except (json.JSONDecodeError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not the file of a run: {error}.") from error
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """
+    All runs whose files lie in a folder, by the names of the files.
+
+    Args:
+        folder (`Path`):
+            The folder.
+    """
+    return [read_run(path) for path in sorted(folder.glob("*.json"))]
+
+
+def columns(entries: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list]:
+    """
+    Log entries as columns, numbers cut to six digits; a column that no entry has is left out.
+
+    Args:
+        entries (`Iterable[Mapping[str, Any]]`):
+            The entries.
+        names (`Iterable[str]`):
+            The columns.
+
+    Example:
+
+    ```python
+    >>> columns([{"step": 1, "loss": 0.123456789}, {"step": 2}], ["step", "loss", "reward"])
+    {'step': [1, 2], 'loss': [0.123457, None]}
+
+    ```
+    """
+    entries = list(entries)
+    table = {name: [_short(entry.get(name)) for entry in entries] for name in names}
+    return {name: column for name, column in table.items() if any(value is not None for value in column)}
+
+
+def write_json(content: Any, path: Path) -> None:
+    """
+    Write a JSON file so that whoever is killed meanwhile leaves the old one or the new one.
+
+    Args:
+        content (`Any`):
+            What to write.
+        path (`Path`):
+            The file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file, separators=(",", ":"))
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)  # a temporary file is for its owner alone
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{_SIGNIFICANT}g}") if isinstance(value, float) else value

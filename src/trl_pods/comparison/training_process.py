@@ -1,0 +1,156 @@
+"""One run as a process of its own, watched by its log."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from .plan import PlannedRun
+from .run_file import FAILED, FINISHED, LOG_COLUMNS, Run, columns
+
+
+_COMMAND = [sys.executable, "-m", "trl_pods", "grpo", "--config"]
+_ACCURACY = "held_out_accuracy/"
+_SECONDS_TO_END = 20  # the launcher gives its own processes 10
+_ERROR_LINES = 25
+
+
+class TrainingProcess:
+    """
+    A run under way.
+
+    Args:
+        planned ([`PlannedRun`]):
+            What to run.
+        folder (`Path`):
+            Folder for its files; what is in it goes.
+    """
+
+    def __init__(self, planned: PlannedRun, folder: Path) -> None:
+        self.planned = planned
+        self.folder = folder
+        self.entries: list[dict[str, Any]] = []  # of the log so far
+        self._read_to = 0
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        settings = {**planned.settings, "output_dir": str(folder / "model"), "log_file": str(folder / "log.jsonl")}
+        recipe = folder / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        self.started = datetime.now(UTC)
+        self._start = time.monotonic()
+        with (folder / "output.txt").open("wb") as output:
+            # In a session of its own, so that Ctrl-C reaches it through us alone.
+            self.process = subprocess.Popen(
+                [*_COMMAND, str(recipe)], stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self._start
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds of training so far, as far as they are logged."""
+        return max((entry.get("time/train") or 0.0 for entry in self.entries), default=0.0)
+
+    @property
+    def accuracies(self) -> list[float]:
+        """What was measured so far, sampled."""
+        return [entry[f"{_ACCURACY}sampled"] for entry in self.entries if f"{_ACCURACY}sampled" in entry]
+
+    def is_over(self) -> bool:
+        """Whether it has ended; reads what is new in the log."""
+        is_over = self.process.poll() is not None
+        self._read_log()
+        return is_over
+
+    def end(self) -> None:
+        """End it, whatever it is doing."""
+        if self.process.poll() is not None:
+            return
+        descendants = _descendants(self.process.pid)
+        self.process.terminate()  # the launcher takes its processes along
+        try:
+            self.process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in descendants:
+            if process.is_running():  # checks that it is still the same process
+                process.kill()
+        self.process.wait()
+
+    def result(self, error: str | None = None) -> Run:
+        """
+        The run, once it is over.
+
+        Args:
+            error (`str`, *optional*):
+                Why it counts as failed, if not by its exit code.
+        """
+        header = next((entry for entry in self.entries if "settings" in entry), {})
+        settings = self.planned.settings
+        error = error or self._error(60 * settings["max_train_minutes"])
+        accuracies = [entry for entry in self.entries if f"{_ACCURACY}sampled" in entry]
+        measured = columns(accuracies, ("time/train", "step", f"{_ACCURACY}sampled", f"{_ACCURACY}greedy"))
+        return Run(
+            arm=self.planned.arm,
+            seed=self.planned.seed,
+            status=FAILED if error else FINISHED,
+            error=error,
+            settings=settings,
+            duration=60 * settings["max_train_minutes"],
+            interval=60 * settings["accuracy_minutes"],
+            started=self.started.isoformat(timespec="milliseconds"),
+            wall_seconds=round(self.wall_seconds, 1),
+            rounds_per_step=_rounds_per_step(header.get("settings", {})),
+            versions=header.get("versions", {}),
+            hardware=header.get("hardware", {}),
+            accuracy={_column(name): values for name, values in measured.items()},
+            log=columns([entry for entry in self.entries if "loss" in entry], LOG_COLUMNS),
+        )
+
+    def _error(self, duration: float) -> str | None:
+        if self.process.returncode == 0 and self.train_seconds >= duration:
+            return None
+        reason = f"It ended with exit code {self.process.returncode} after {self.train_seconds:.1f} s of training."
+        lines = (self.folder / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join([reason, *lines[-_ERROR_LINES:]])
+
+    def _read_log(self) -> None:
+        path = self.folder / "log.jsonl"
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            file.seek(self._read_to)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]  # the last line may be under way
+        self._read_to += len(whole)
+        self.entries += [json.loads(line) for line in whole.splitlines()]
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _rounds_per_step(settings: dict[str, Any]) -> float:
+    if not settings:
+        return 1.0
+    return settings["gradient_accumulation_steps"] / (settings["steps_per_generation"] * settings["num_iterations"])
+
+
+def _column(name: str) -> str:
+    return "seconds" if name == "time/train" else name.removeprefix(_ACCURACY)
