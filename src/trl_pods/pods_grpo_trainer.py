@@ -38,7 +38,15 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
 
-from .checkpoints import checkpoint_to_resume, delete_unfinished, rotation_after, saving, whole_tables
+from . import checkpoints
+from .checkpoints import (
+    checkpoint_to_resume,
+    delete_stray_flags,
+    delete_unfinished,
+    rotation_after,
+    saving,
+    whole_tables,
+)
 from .chunks import ChunkedRewardModel, chunks, chunks_of_fields
 from .process_failures import ProcessFailures
 from .reward_deadline import RewardDeadline
@@ -505,24 +513,31 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`~transformers.Trainer.train`]; `resume_from_checkpoint=True` is the last checkpoint that is whole."""
-        checkpoint = checkpoint_to_resume(resume_from_checkpoint, Path(self.args.output_dir))
+        folder = Path(self.args.output_dir)
+        with self._failures.shared((checkpoints, "gather_object")):
+            checkpoint = checkpoint_to_resume(resume_from_checkpoint, folder)
+        if self.args.should_save:
+            delete_stray_flags(folder)
         return super().train(checkpoint, *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         with rotation_after(self):
-            with self._failures.shared(), saving(checkpoint) if self.args.should_save else nullcontext():
-                self._failures.meet()  # what was there has gone
-                super()._save_checkpoint(model, trial)
-                self._failures.meet()  # all have written
+            with self._failures.shared():
+                self._failures.meet()  # none writes what was called for by a signal
+                with saving(checkpoint) if self.args.should_save else nullcontext():
+                    self._failures.meet()  # what was there has gone
+                    super()._save_checkpoint(model, trial)
+                    self._failures.meet()  # all have written
             if self.args.should_save and self.args.save_total_limit:
                 delete_unfinished(folder)
 
     # Metrics and logs
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        with whole_tables():  # TRL writes that of the last step once more after its checkpoint
+        # TRL writes the table of the last step once more after its checkpoint.
+        with whole_tables(Path(self.args.output_dir) / "completions"):
             super().log(*args, **kwargs)
 
     def _adjust_advantages(self, output: dict[str, Any], selection: _Selection, num_local: int) -> None:
