@@ -22,11 +22,12 @@ import copy
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import trl
@@ -154,6 +155,7 @@ Y. K. Li and Y. Wu and Daya Guo},
     # Of TRL:
     _batch_environments: list[str | None]
     reward_funcs: list[Any]
+    rollout_func: Any
     log_multimodal: bool
 
     _round: _Round | None = None  # the round under way, if it down-samples
@@ -168,6 +170,8 @@ Y. K. Li and Y. Wu and Daya Guo},
         with _engine_sized_for_rollouts(self):
             super().__init__(*args, **kwargs)
         _ = self._failures  # now: the others can then tell whether this process lives
+        if self.rollout_func is not None:
+            self.rollout_func = _counting_completions(self.rollout_func)
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
         if self._chunk_size:
             self._work_in_chunks(self._chunk_size)
@@ -363,8 +367,9 @@ Y. K. Li and Y. Wu and Daya Guo},
         self._pad_extra_logs(len(prompts))
         with self._timer.phase("select"):
             round_.selection = self._select(round_.rows, rewards_per_func, list(prompts), columns)
-            self._failures.settle()
             self._drop_others(round_, prompts, columns)
+            self._failures.meet()  # what a process was dealt may fail to be unpickled there
+            self._failures.settle()
         kept_outputs = [columns[name] for name in _PER_ROW]
         # Extra fields are in the rows already.
         return (*kept_outputs[:_EXTRA_FIELDS], {}, *kept_outputs[_EXTRA_FIELDS:])
@@ -396,20 +401,33 @@ Y. K. Li and Y. Wu and Daya Guo},
     ) -> torch.Tensor:
         if self._round is not None and self._round.selection is not None:  # TRL's call: nothing is scored again
             return self._round.selection.of_kept(self._round.selection.rewards_per_func)
-        with self._timer.phase("reward"), self._rewards_in_time():
+        with self._rewards_in_time(), self._timer.phase("reward"):
             rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self._round is None:
             self._failures.settle()
             return rewards_per_func
         return self._without_infinite(rewards_per_func)
 
-    def _rewards_in_time(self) -> AbstractContextManager[None]:
-        deadline = self._reward_deadline
+    @contextmanager
+    def _rewards_in_time(self) -> Iterator[None]:
+        deadline, failures = self._reward_deadline, self._failures
         if deadline is None:
-            return nullcontext()
+            yield
+            return
+        failures.meet()  # log-probs may come before: the time of all counts from here
+        gather = grpo_trainer.gather  # of the rewards; a reward function may gather by the accelerator
+
+        def stop_and_gather(rewards: torch.Tensor) -> Any:
+            deadline.stop()
+            return gather(rewards)
+
         reason = f"finished scoring within reward_timeout={deadline.seconds:g} s"
-        self._failures.limit(deadline.seconds_for_others, reason, on_arrival=deadline.stop)
-        return deadline.watch(", ".join(self.reward_func_names))
+        with (
+            patch.object(grpo_trainer, "gather", stop_and_gather),
+            failures.limit(deadline.seconds_for_others, reason),
+            deadline.watch(", ".join(self.reward_func_names)),
+        ):
+            yield
 
     def _without_infinite(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
         """An infinite reward would be the extreme that selection seeks and make NaN of the group: no score instead."""
@@ -501,7 +519,7 @@ Y. K. Li and Y. Wu and Daya Guo},
             for number in kept
             if number // num_local == process
         }
-        dealt = deal_out(rows, kept, num_local, process, self.accelerator.num_processes)
+        dealt = deal_out(rows, kept, num_local, process, self.accelerator.num_processes, self._failures.meet)
         dealt_columns = {}
         for (name, column), values in zip(columns.items(), zip(*dealt, strict=True), strict=True):
             # A process without images may be dealt rows that have some.
@@ -599,6 +617,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         self._logs["completion"].extend(_alike(gather_object(selection.table["completion"])))
         if self.log_multimodal:
             images = gather_object(selection.table["images"])
+            self._logs["images"].clear()  # a round without any must not show those of the one before
             self._logs["images"].extend(images if any(images) else [])
         self._logs["advantages"].extend(advantages.tolist())
         for name, rewards in zip(self.reward_func_names, selection.rewards_per_func.T, strict=True):
@@ -718,6 +737,25 @@ def _engine_sized_for_rollouts(trainer: PODSMixin) -> Iterator[None]:
         yield
     finally:
         grpo_trainer.VLLMGeneration = build_engine
+
+
+def _counting_completions(rollout_func: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Refuse too few or too many completions here, before TRL gathers what is to be equally long everywhere."""
+
+    @wraps(rollout_func)
+    def counted(prompts: list, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        num_prompts = len(prompts)
+        output = rollout_func(prompts, *args, **kwargs)
+        for name in ("prompt_ids", "completion_ids", "logprobs"):
+            column = output.get(name)
+            if column is not None and len(column) != num_prompts:
+                raise RuntimeError(
+                    f"rollout_func returned {len(column)} `{name}` for {num_prompts} prompts. Return one entry per "
+                    "prompt: a prompt comes as often as completions of it are asked for."
+                )
+        return output
+
+    return counted
 
 
 def _check_one_entry_per_row(columns: dict[str, Any], num_rows: int) -> None:
