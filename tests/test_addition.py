@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 from datasets import Dataset
@@ -54,12 +56,12 @@ def test_the_warm_up_stops_at_its_target(monkeypatch, capsys):
         make_addition_policy.warm_up(model, tokenizer, target_accuracy=1.1, max_steps=50)
 
 
-def trainer_on(tmp_path, model, tokenizer, dataset, reward):
+def trainer_on(tmp_path, model, tokenizer, dataset, reward, **settings):
     return PODSGRPOTrainer(
         model=model,
         reward_funcs=reward,
         args=PODSGRPOConfig(
-            output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_completion_length=4
+            output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_completion_length=4, **settings
         ),
         train_dataset=dataset,
         processing_class=tokenizer,
@@ -97,3 +99,36 @@ def test_accuracy_of_a_conversational_task_counts_full_marks_of_the_first_functi
     accuracy = measure_accuracy(trainer_on(tmp_path, make_model(), tokenizer, dataset, marks), dataset, 100)
     assert accuracy.sampled == accuracy.greedy == 0.5
     assert seen == ["assistant"] * 8
+
+
+def test_measuring_heeds_the_settings_of_generation_and_gives_the_function_what_training_does(tmp_path):
+    def judge(prompts, completions, completion_ids, solution, trainer_state, log_extra, log_metric, **kwargs):
+        log_extra("column", [1] * len(prompts))
+        log_metric("metric", 1.0)
+        lengths.extend(map(len, completion_ids))
+        assert not any(tokenizer.eos_token_id in ids[:-1] for ids in completion_ids)  # padding is cut off
+        steps.append(trainer_state.global_step)
+        return addition_reward(completions, solution)
+
+    lengths, steps = [], []
+    tokenizer = AutoTokenizer.from_pretrained(embedded_policy_path())
+    model = AutoModelForCausalLM.from_pretrained(embedded_policy_path())
+    generation = {"max_new_tokens": 2, "do_sample": True, "temperature": 2.0}
+    trainer = trainer_on(tmp_path, model, tokenizer, load_addition("train"), judge, generation_kwargs=generation)
+    accuracy = measure_accuracy(trainer, load_addition("test"), num_problems=60)
+    assert accuracy.sampled < accuracy.greedy
+    assert max(lengths) == 2
+    assert steps == [0, 0]
+    assert not trainer._pending_extra_logs
+    trainer.args.generation_kwargs = None
+    measure_accuracy(trainer, load_addition("test"), num_problems=60)
+    assert max(lengths) == 4
+
+
+def test_a_function_that_hangs_while_accuracy_is_measured_is_interrupted(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(embedded_policy_path())
+    model = AutoModelForCausalLM.from_pretrained(embedded_policy_path())
+    dataset = load_addition("test")
+    trainer = trainer_on(tmp_path, model, tokenizer, dataset, lambda **kwargs: time.sleep(100), reward_timeout=0.2)
+    with pytest.raises(TimeoutError, match="reward_timeout=0.2 s"):
+        measure_accuracy(trainer, dataset, num_problems=2)

@@ -212,6 +212,23 @@ def test_a_rollout_func_may_return_tensors(tmp_path, as_batch):
     assert kept_rows(trainer) == [1, 2]
 
 
+@pytest.mark.parametrize("num_rollouts", [None, 4])
+@pytest.mark.parametrize("name", ["prompt_ids", "completion_ids", "logprobs"])
+def test_a_rollout_func_that_returns_too_few_rows_is_named(tmp_path, num_rollouts, name):
+    script = Script([Group([0, 1, 0.4, 0.6])] * 2)
+
+    def rollout_func(prompts, trainer):
+        output = script.rollout_func(prompts, trainer)
+        return {**output, name: output[name][1:]}
+
+    settings = {"num_rollouts": num_rollouts, "num_generations": 2, "per_device_train_batch_size": 4}
+    num_prompts = 4 if num_rollouts is None else 8
+    with pytest.raises(
+        RuntimeError, match=f"rollout_func returned {num_prompts - 1} `{name}` for {num_prompts} prompts"
+    ):
+        train(tmp_path, script, trainer_kwargs={"rollout_func": rollout_func}, **settings)
+
+
 def test_rollouts_of_a_prompt_share_no_objects(tmp_path):
     lengths = []
 

@@ -1,8 +1,10 @@
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
+from trl_pods import process_failures
 from trl_pods.process_failures import ProcessFailures
 
 
@@ -41,15 +43,49 @@ def test_a_process_that_does_not_come_is_named_and_one_that_failed_keeps_its_own
             if process == 1:
                 failures.settle()
                 return
-            failures.limit(1.0, "come in time", on_arrival=lambda: None)
-            if process == 2:
-                raise KeyError("mine")
-            failures.meet()
+            with failures.limit(1.0, "come in time"):
+                if process == 2:
+                    raise KeyError("mine")
+                failures.meet()
 
     _, (first, _, third) = on_processes(work, 3)
     assert str(first).startswith("Process 2 failed, and so this one ends: KeyError('mine')")
     assert str(first).endswith("\n\nOf 3 processes, [1] have not come in time.")
     assert repr(third) == "KeyError('mine')"
+
+
+def test_a_limit_outlasts_a_meeting_within_it_and_ends_with_its_block():
+    def work(process, failures):
+        with failures.shared(), failures.limit(0.5, "come in time"):
+            failures.meet()  # a reward function that gathers by itself
+            if process == 1:
+                time.sleep(2.5)
+                failures.settle()
+                return
+            failures.meet()
+
+    _, (first, _) = on_processes(work, 2)
+    assert str(first) == "Of 2 processes, [1] have not come in time."
+
+    def late(process, failures):
+        with failures.shared():
+            with failures.limit(0.5, "come in time"):
+                failures.meet()
+            time.sleep(2 * process)
+            failures.meet()
+
+    assert on_processes(late, 2)[1] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["_BOOT", "_NAMESPACE"])
+def test_process_ids_of_hosts_with_the_same_name_are_not_mixed_up(monkeypatch, tmp_path, name):
+    machines = set()
+    for host in ("a", "b"):
+        (tmp_path / host).symlink_to(f"{host}.txt")
+        (tmp_path / f"{host}.txt").write_text(host)
+        monkeypatch.setattr(process_failures, name, tmp_path / host)
+        machines.add(process_failures._machine())
+    assert len(machines) == 2
 
 
 def test_processes_meet_before_a_collective_within_the_block_only():

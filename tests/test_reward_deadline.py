@@ -1,9 +1,12 @@
 import contextlib
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
+from trl_pods import reward_deadline
 from trl_pods.reward_deadline import RewardDeadline
 from trl_pods.rewards import math_accuracy_reward
 
@@ -62,5 +65,86 @@ def test_the_process_that_keeps_the_time_ends_with_the_one_it_watches():
     assert watcher.poll() is None
     watcher.stdin.close()
     assert watcher.wait(timeout=20) == 0
-    with deadline.watch("f"):  # another one takes its place
-        assert deadline._watcher is not watcher
+
+
+def test_a_process_whose_watcher_dies_is_left_alone_and_the_next_scoring_has_another(monkeypatch):
+    monkeypatch.setattr(reward_deadline, "GRACE", 0.2)
+    deadline = RewardDeadline(seconds=0.3)
+    with deadline.watch("f"):
+        deadline._watcher.kill()
+        deadline._watcher.wait()
+    time.sleep(1.5)  # longer than the limit and the grace: an update
+    with pytest.raises(TimeoutError), deadline.watch("f"):
+        time.sleep(100)
+
+
+def test_of_scorings_one_within_the_other_each_has_its_limit(monkeypatch):
+    monkeypatch.setattr(reward_deadline, "GRACE", 0.2)
+    outer, inner = RewardDeadline(seconds=0.5), RewardDeadline(seconds=60)
+    with pytest.raises(TimeoutError, match="reward functions outer took"), outer.watch("outer"), inner.watch("inner"):
+        time.sleep(100)
+    with outer.watch("outer"):
+        with inner.watch("inner"):
+            pass
+        outer.stop()
+        time.sleep(1)
+    outer, inner = RewardDeadline(seconds=60), RewardDeadline(seconds=0.2)
+    with outer.watch("outer"), contextlib.suppress(TimeoutError), inner.watch("inner"):
+        time.sleep(100)
+    assert inner._expired
+    assert not outer._expired
+
+
+THREAD_THAT_HANGS = """
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)
+for _ in range(2):
+    with contextlib.suppress(TimeoutError), deadline.watch("f"):
+        pool.submit(time.sleep, 60).result()
+time.sleep(1.5)
+print("goes on")
+"""
+
+DIES_AFTER_A_FORK = """
+with deadline.watch("f"):
+    pass
+if os.fork() == 0:
+    time.sleep(3)
+    os._exit(0)
+with deadline.watch("f"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+FORKS_AFTER_A_TIMEOUT = """
+import multiprocessing
+with contextlib.suppress(TimeoutError), deadline.watch("f"):
+    time.sleep(60)
+fork = multiprocessing.get_context("fork").Process(target=print)
+fork.start()
+fork.join()
+time.sleep(1.5)
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "printed", "is_killed"),
+    [
+        (THREAD_THAT_HANGS, -signal.SIGKILL, "goes on", True),  # at its exit, not before
+        (DIES_AFTER_A_FORK, -signal.SIGKILL, "", False),  # by itself: its id may be that of another process by now
+        (FORKS_AFTER_A_TIMEOUT, 0, "goes on", False),
+    ],
+)
+def test_only_a_process_that_hangs_is_killed(script, status, printed, is_killed):
+    start = """
+import contextlib, os, signal, time
+from trl_pods import reward_deadline
+reward_deadline.GRACE = 0.4
+deadline = reward_deadline.RewardDeadline(0.4)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", start + script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout.strip()) == (status, printed)
+    assert ("Process 0 is killed" in run.stderr) == is_killed
+    assert "Error" not in run.stderr

@@ -164,6 +164,14 @@ def test_pictures_follow_their_rollouts(tmp_path, family, pictures, settings):
         assert read_table(pods)["reward"].tolist() == pytest.approx([r for group in GROUPS for r in group.rewards])
 
 
+def test_a_round_without_pictures_does_not_show_those_of_the_round_before(tmp_path):
+    pods = train(
+        tmp_path, "qwen2_vl", ReplayPODS, [ONE, NONE], PODSGRPOConfig, num_rollouts=4, per_device_train_batch_size=2
+    )
+    assert list(pods._logs["prompt"])[0][0]["content"].split()[0] == f"w{FIRST_PROMPT_WORD + 1}"
+    assert not pods._logs["images"]
+
+
 def screen(size: int) -> list:
     """
     Look at the screen.

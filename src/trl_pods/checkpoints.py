@@ -13,7 +13,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +26,16 @@ from transformers import trainer as transformers_trainer
 
 logger = logging.getLogger(__name__)
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+# With `old-` it is the former one of a step that is saved again.
+_CHECKPOINT = re.compile(r"(?:old-)?checkpoint-(\d+)")
+
+# Ends the name of a file beside a checkpoint that is being saved.
+_FLAG = ".unfinished"
+
+# A file in one that transformers is saving upon a signal (`enable_jit_checkpoint`).
+_FLAG_OF_TRANSFORMERS = "checkpoint-is-incomplete.txt"
+
+_ABSENT = "not all processes have it"
 
 
 def checkpoint_to_resume(asked_for: str | bool | None, folder: Path) -> str | bool | None:
@@ -45,26 +54,35 @@ def checkpoint_to_resume(asked_for: str | bool | None, folder: Path) -> str | bo
     Raises:
         ValueError: If there are torn checkpoints only, or the one that is asked for is torn.
     """
+    # All look and then decide alike, since processes may have disks of their own.
     if asked_for is True:
-        return _agreed_checkpoint(folder) if _checkpoints(folder) else True
-    reason = why_torn(Path(asked_for)) if asked_for and Path(asked_for).is_dir() else None
-    if reason is not None:
-        raise ValueError(
-            f"resume_from_checkpoint={asked_for!r} is torn: {reason}. Use resume_from_checkpoint=True for the last "
-            "whole checkpoint in the output folder."
-        )
+        return _last_common(folder)
+    if asked_for:
+        _check_whole(asked_for)
     return asked_for
 
 
-def _agreed_checkpoint(folder: Path) -> str:
-    last = last_whole_checkpoint(folder)
-    steps = gather_object([-1 if last is None else step_of(last)])  # processes may have disks of their own
-    if min(steps) < 0:
+def _last_common(folder: Path) -> str | bool:
+    found = gather_object([_reasons(folder)])
+    if not any(found):
+        return True
+    last = _last_whole(folder, found)
+    if last is None:
         raise ValueError(
             f"resume_from_checkpoint=True finds torn checkpoints only in {folder}. Use resume_from_checkpoint=None to "
             "start anew."
         )
-    return str(folder / f"checkpoint-{min(steps)}")
+    return str(last)
+
+
+def _check_whole(asked_for: str) -> None:
+    reasons = gather_object([why_torn(Path(asked_for)) if Path(asked_for).is_dir() else _ABSENT])
+    reason = next(filter(None, reasons), None)
+    if reason is not None and set(reasons) != {_ABSENT}:  # that nobody has it transformers says
+        raise ValueError(
+            f"resume_from_checkpoint={asked_for!r} is torn: {reason}. Use resume_from_checkpoint=True for the last "
+            "whole checkpoint in the output folder."
+        )
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
@@ -99,8 +117,18 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
 
     ```
     """
-    for checkpoint in reversed(_checkpoints(folder)):
-        reason = why_torn(checkpoint)
+    return _last_whole(folder, [_reasons(folder)])
+
+
+def _reasons(folder: Path) -> dict[str, str | None]:
+    """Why each checkpoint is torn, by name."""
+    return {checkpoint.name: why_torn(checkpoint) for checkpoint in _checkpoints(folder)}
+
+
+def _last_whole(folder: Path, found: list[dict[str, str | None]]) -> Path | None:
+    """The last checkpoint that is whole on all processes, by what each of them found."""
+    for checkpoint in sorted({folder / name for names in found for name in names}, key=_age, reverse=True):
+        reason = next(filter(None, (names.get(checkpoint.name, _ABSENT) for names in found)), None)
         if reason is None:
             return checkpoint
         logger.warning(f"The checkpoint {checkpoint} is torn and is skipped: {reason}.")
@@ -118,7 +146,7 @@ def why_torn(checkpoint: Path) -> str | None:
     Returns:
         `str`, *optional*: the reason why it is torn; `None` if it is whole.
     """
-    if _flag(checkpoint).exists():
+    if _flag(checkpoint).exists() or (checkpoint / _FLAG_OF_TRANSFORMERS).exists():
         return "its saving did not end"
     files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
     cut_off = [path.name for path in files if not _is_readable(path)]
@@ -135,14 +163,21 @@ def saving(checkpoint: Path) -> Iterator[None]:
 
     Args:
         checkpoint (`Path`):
-            Its folder. What is in it goes, so that old files are not taken for new ones.
+            Its folder. What is in it goes, so that old files are not taken for new ones; if it is whole, it stays as
+            `old-checkpoint-N` until then.
     """
+    # Several processes may do this on one disk, with `save_on_each_node`: what one of them finds another may move.
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    old = checkpoint.with_name(f"old-{checkpoint.name}")
+    with suppress(OSError):
+        (checkpoint / _FLAG_OF_TRANSFORMERS).unlink(missing_ok=True)  # of this saving
+        if why_torn(checkpoint) is None:
+            checkpoint.rename(old)
     _flag(checkpoint).write_text(f"The saving of {checkpoint.name} has begun and has not ended.\n")
-    if checkpoint.exists():
-        shutil.rmtree(checkpoint)
+    shutil.rmtree(checkpoint, ignore_errors=True)
     yield
     _flag(checkpoint).unlink(missing_ok=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
@@ -165,24 +200,46 @@ def rotation_after(trainer: Any) -> Iterator[None]:
 
 def delete_unfinished(folder: Path) -> None:
     """
-    Delete checkpoints whose saving did not end; in a rotation they would stand for whole ones.
+    Delete checkpoints whose saving did not end, as in a rotation they would stand for whole ones, and what was there
+    before them.
 
     Args:
         folder (`Path`):
             Output folder of a training.
     """
     for checkpoint in _checkpoints(folder):
-        if _flag(checkpoint).exists():
-            shutil.rmtree(checkpoint)
-            _flag(checkpoint).unlink()
+        if _flag(checkpoint).exists() or checkpoint.name.startswith("old-"):
+            shutil.rmtree(checkpoint, ignore_errors=True)
+            _flag(checkpoint).unlink(missing_ok=True)
+
+
+def delete_stray_flags(folder: Path) -> None:
+    """
+    Delete flags of checkpoints that are not there, so that none is taken for that of one which another trainer saves.
+
+    Args:
+        folder (`Path`):
+            Output folder of a training.
+    """
+    for flag in folder.glob(f"checkpoint-*{_FLAG}"):
+        if not flag.with_suffix("").exists():
+            flag.unlink(missing_ok=True)
 
 
 @contextmanager
-def whole_tables() -> Iterator[None]:
-    """In the block a table takes its place when all of it is written, and an empty one never takes that of another."""
+def whole_tables(folder: Path) -> Iterator[None]:
+    """
+    In the block a table takes its place when all of it is written, and an empty one never takes that of another.
+
+    Args:
+        folder (`Path`):
+            Where the tables are. All others are left alone.
+    """
     to_parquet = pd.DataFrame.to_parquet
 
-    def to_parquet_at_once(table: pd.DataFrame, path: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_parquet_at_once(table: pd.DataFrame, path: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(path, str | Path) or Path(path).parent != folder:
+            return to_parquet(table, path, *args, **kwargs)
         path = Path(path)
         if table.empty and path.exists():  # a run that is resumed at its end has generated nothing
             return None
@@ -219,11 +276,15 @@ def _checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if path.is_dir() and _CHECKPOINT.fullmatch(path.name)]
-    return sorted(found, key=step_of)
+    return sorted(found, key=_age)
+
+
+def _age(checkpoint: Path) -> tuple[int, bool]:
+    return step_of(checkpoint), not checkpoint.name.startswith("old-")
 
 
 def _flag(checkpoint: Path) -> Path:
-    return checkpoint.with_name(f"{checkpoint.name}.unfinished")  # beside it: the folder may be uploaded meanwhile
+    return checkpoint.with_name(f"{checkpoint.name}{_FLAG}")  # beside it: the folder may be uploaded meanwhile
 
 
 def _is_readable(path: Path) -> bool:
@@ -246,22 +307,31 @@ def _is_readable(path: Path) -> bool:
 
 def _missing(names: set[str], checkpoint: Path) -> str | None:
     """A file without which training would not go on as it was."""
-    folders = any("/" in name for name in names)  # of DeepSpeed or FSDP: they hold weights and optimizer
     if "trainer_state.json" not in names:
         return "trainer_state.json is"
-    if not folders and not any(name.startswith(("model", "adapter_model", "pytorch_model")) for name in names):
+    if not any(_holds_weights(name) for name in names):
         return "the weights are"
     for index in (name for name in names if name.endswith(".index.json")):
-        parts = set(json.loads((checkpoint / index).read_bytes()).get("weight_map", {}).values())
+        weight_map = json.loads((checkpoint / index).read_bytes()).get("weight_map", {})
+        parts = {str(Path(index).with_name(part)) for part in weight_map.values()}
         if parts - names:
             return f"{min(parts - names)} is"
-    has_optimizer = folders or any("optimizer" in name for name in names)
-    random_states = {name for name in names if re.fullmatch(r"rng_state(_\d+)?\.pth", name)}
+    return _missing_of_training(names)
+
+
+def _holds_weights(name: str) -> bool:
+    if name.startswith(("global_step", "pytorch_model_fsdp")):  # folders of DeepSpeed and FSDP
+        return True
+    file = Path(name)
+    return file.suffix in (".safetensors", ".bin") and not file.name.startswith(("optimizer", "training_args"))
+
+
+def _missing_of_training(names: set[str]) -> str | None:
+    """Without these transformers goes on with others, and says nothing. With `save_only_model` there are none."""
+    has_optimizer = any(name.startswith(("optimizer", "global_step")) for name in names)
     if "optimizer.pt" in names and "scheduler.pt" not in names:
         return "scheduler.pt is"
     if "scheduler.pt" in names and not has_optimizer:
         return "optimizer.pt is"
-    if has_optimizer and not random_states:
-        return "rng_state.pth is"
-    of_processes = {f"rng_state_{process}.pth" for process in range(len(random_states - {"rng_state.pth"}))}
-    return f"{min(of_processes - names)} is" if of_processes - names else None
+    has_random_state = any(name.startswith("rng_state") for name in names)
+    return "rng_state.pth is" if "scheduler.pt" in names and not has_random_state else None

@@ -1,6 +1,7 @@
 """How many problems a policy gets right that it was not trained on, once or along the way."""
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 
 _BATCH_SIZE = 64
+
+# Columns of a data set that TRL does not pass to reward functions under their name.
+_NO_COLUMNS = {"prompt", "completion", "completion_ids"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ def measure_accuracy(trainer: GRPOTrainer, dataset: Dataset, num_problems: int) 
     Args:
         trainer ([`~trl.GRPOTrainer`]):
             Trainer with the policy; its first reward function judges, from the columns of the data set, and a reward
-            of 1 or more counts as right.
+            of 1 or more counts as right. It is given what it gets in training, but what it logs is dropped. A
+            `reward_timeout` holds for each of its calls.
         dataset ([`~datasets.Dataset`]):
             Problems in the format of the training set.
         num_problems (`int`):
@@ -84,10 +89,17 @@ def measure_accuracy(trainer: GRPOTrainer, dataset: Dataset, num_problems: int) 
     rows = problems.shard(accelerator.num_processes, accelerator.process_index).to_list()
     # All that training sets, so that nothing comes from the defaults that a model brings along.
     sampling = {name: getattr(trainer, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    further = trainer.args.generation_kwargs or {}
+    generation = {
+        "max_new_tokens": trainer.max_completion_length,
+        "repetition_penalty": trainer.repetition_penalty,
+        "eos_token_id": getattr(trainer, "eos_token_ids", None),  # since trl 1.14
+        "do_sample": True,
+        **sampling,
+        **(trainer.args.generation_kwargs or {}),
+    }
     return Accuracy(
-        sampled=_share_right(trainer, rows, {"do_sample": True, **sampling, **further}),
-        greedy=_share_right(trainer, rows, {"do_sample": False, **dict.fromkeys(sampling)}),
+        sampled=_share_right(trainer, rows, generation),
+        greedy=_share_right(trainer, rows, {**generation, "do_sample": False, **dict.fromkeys(sampling)}),
     )
 
 
@@ -188,17 +200,31 @@ def _rewards(trainer: GRPOTrainer, model: Any, rows: list[dict[str, Any]], gener
     prompts = [row["prompt"] for row in rows]
     conversational = is_conversational(rows[0])
     inputs = _tokenize(trainer, prompts, conversational).to(trainer.accelerator.device)
-    outputs = model.generate(
-        **inputs,
-        max_new_tokens=trainer.max_completion_length,
-        repetition_penalty=trainer.repetition_penalty,
-        eos_token_id=getattr(trainer, "eos_token_ids", None),  # since trl 1.14
-        **generation,
-    )
-    texts = trainer.processing_class.batch_decode(outputs[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    outputs = model.generate(**inputs, **generation)[:, inputs["input_ids"].shape[1] :]
+    texts = trainer.processing_class.batch_decode(outputs, skip_special_tokens=True)
     completions = [[{"role": "assistant", "content": text}] for text in texts] if conversational else texts
-    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
-    return trainer.reward_funcs[0](prompts=prompts, completions=completions, **columns)
+    columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0] if key not in _NO_COLUMNS}
+    columns |= {"trainer_state": trainer.state, "log_extra": _log_nothing, "log_metric": _log_nothing}
+    completion_ids = [_up_to_end(ids, trainer) for ids in outputs.tolist()]
+    with _in_time(trainer):
+        return trainer.reward_funcs[0](
+            prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
+        )
+
+
+def _in_time(trainer: GRPOTrainer) -> AbstractContextManager[None]:
+    deadline = getattr(trainer, "_reward_deadline", None)
+    return nullcontext() if deadline is None else deadline.watch(trainer.reward_func_names[0])
+
+
+def _up_to_end(ids: list[int], trainer: GRPOTrainer) -> list[int]:
+    """A completion without its padding."""
+    ends = getattr(trainer, "eos_token_ids", None) or [trainer.processing_class.eos_token_id]
+    return next((ids[: place + 1] for place, token in enumerate(ids) if token in ends), ids)
+
+
+def _log_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 def _tokenize(trainer: GRPOTrainer, prompts: list, conversational: bool) -> Any:

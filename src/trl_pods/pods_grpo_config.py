@@ -49,7 +49,8 @@ class PODSGRPOConfig(GRPOConfig):
         reward_timeout (`float`, *optional*):
             Seconds that all reward functions of a round, or of a step of evaluation, may take together on a process.
             After that they are interrupted and every process ends with an error; a process that cannot be interrupted
-            is killed 10 seconds later. `None` is no limit.
+            is killed 10 seconds later. Threads that they leave behind get as long once more when the process exits.
+            `None` is no limit.
         advantage_statistics (`str`, *optional*, defaults to `"kept"`):
             Rollouts over which the mean and the standard deviation of the rewards are taken when advantages are
             normalised: `"kept"`, the `num_generations` trained on (section A.3 of the paper), or `"all"`, the

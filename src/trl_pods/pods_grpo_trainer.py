@@ -22,11 +22,12 @@ import copy
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import trl
@@ -38,7 +39,15 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
 
-from .checkpoints import checkpoint_to_resume, delete_unfinished, rotation_after, saving, whole_tables
+from . import checkpoints
+from .checkpoints import (
+    checkpoint_to_resume,
+    delete_stray_flags,
+    delete_unfinished,
+    rotation_after,
+    saving,
+    whole_tables,
+)
 from .chunks import ChunkedRewardModel, chunks, chunks_of_fields
 from .merged_weights import base_weights_untouched
 from .process_failures import ProcessFailures
@@ -152,6 +161,7 @@ Y. K. Li and Y. Wu and Daya Guo},
     # Of TRL:
     _batch_environments: list[str | None]
     reward_funcs: list[Any]
+    rollout_func: Any
     log_multimodal: bool
 
     _round: _Round | None = None  # the round under way, if it down-samples
@@ -168,6 +178,8 @@ Y. K. Li and Y. Wu and Daya Guo},
         _ = self._failures  # now: the others can then tell whether this process lives
         if self.use_vllm and not self.is_fsdp_enabled:  # with FSDP TRL reads the weights in other ways
             self._sync_without_a_trace()
+        if self.rollout_func is not None:
+            self.rollout_func = _counting_completions(self.rollout_func)
         self.add_callback(OptimizerStepCallback(self._after_optimizer_step))
         self._add_training_clock()
         if self._chunk_size:
@@ -379,8 +391,9 @@ Y. K. Li and Y. Wu and Daya Guo},
         self._pad_extra_logs(len(prompts))
         with self._timer.phase("select"):
             round_.selection = self._select(round_.rows, rewards_per_func, list(prompts), columns)
-            self._failures.settle()
             self._drop_others(round_, prompts, columns)
+            self._failures.meet()  # what a process was dealt may fail to be unpickled there
+            self._failures.settle()
         kept_outputs = [columns[name] for name in _PER_ROW]
         # Extra fields are in the rows already.
         return (*kept_outputs[:_EXTRA_FIELDS], {}, *kept_outputs[_EXTRA_FIELDS:])
@@ -412,20 +425,33 @@ Y. K. Li and Y. Wu and Daya Guo},
     ) -> torch.Tensor:
         if self._round is not None and self._round.selection is not None:  # TRL's call: nothing is scored again
             return self._round.selection.of_kept(self._round.selection.rewards_per_func)
-        with self._timer.phase("reward"), self._rewards_in_time():
+        with self._rewards_in_time(), self._timer.phase("reward"):
             rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self._round is None:
             self._failures.settle()
             return rewards_per_func
         return self._without_infinite(rewards_per_func)
 
-    def _rewards_in_time(self) -> AbstractContextManager[None]:
-        deadline = self._reward_deadline
+    @contextmanager
+    def _rewards_in_time(self) -> Iterator[None]:
+        deadline, failures = self._reward_deadline, self._failures
         if deadline is None:
-            return nullcontext()
+            yield
+            return
+        failures.meet()  # log-probs may come before: the time of all counts from here
+        gather = grpo_trainer.gather  # of the rewards; a reward function may gather by the accelerator
+
+        def stop_and_gather(rewards: torch.Tensor) -> Any:
+            deadline.stop()
+            return gather(rewards)
+
         reason = f"finished scoring within reward_timeout={deadline.seconds:g} s"
-        self._failures.limit(deadline.seconds_for_others, reason, on_arrival=deadline.stop)
-        return deadline.watch(", ".join(self.reward_func_names))
+        with (
+            patch.object(grpo_trainer, "gather", stop_and_gather),
+            failures.limit(deadline.seconds_for_others, reason),
+            deadline.watch(", ".join(self.reward_func_names)),
+        ):
+            yield
 
     def _without_infinite(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
         """An infinite reward would be the extreme that selection seeks and make NaN of the group: no score instead."""
@@ -517,7 +543,7 @@ Y. K. Li and Y. Wu and Daya Guo},
             for number in kept
             if number // num_local == process
         }
-        dealt = deal_out(rows, kept, num_local, process, self.accelerator.num_processes)
+        dealt = deal_out(rows, kept, num_local, process, self.accelerator.num_processes, self._failures.meet)
         dealt_columns = {}
         for (name, column), values in zip(columns.items(), zip(*dealt, strict=True), strict=True):
             # A process without images may be dealt rows that have some.
@@ -529,17 +555,23 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`~transformers.Trainer.train`]; `resume_from_checkpoint=True` is the last checkpoint that is whole."""
-        checkpoint = checkpoint_to_resume(resume_from_checkpoint, Path(self.args.output_dir))
+        folder = Path(self.args.output_dir)
+        with self._failures.shared((checkpoints, "gather_object")):
+            checkpoint = checkpoint_to_resume(resume_from_checkpoint, folder)
+        if self.args.should_save:
+            delete_stray_flags(folder)
         return super().train(checkpoint, *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         with rotation_after(self):
-            with self._failures.shared(), saving(checkpoint) if self.args.should_save else nullcontext():
-                self._failures.meet()  # what was there has gone
-                super()._save_checkpoint(model, trial)
-                self._failures.meet()  # all have written
+            with self._failures.shared():
+                self._failures.meet()  # none writes what was called for by a signal
+                with saving(checkpoint) if self.args.should_save else nullcontext():
+                    self._failures.meet()  # what was there has gone
+                    super()._save_checkpoint(model, trial)
+                    self._failures.meet()  # all have written
             if self.args.should_save and self.args.save_total_limit:
                 delete_unfinished(folder)
 
@@ -547,7 +579,8 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         logs[TRAIN_TIME] = self.training_clock.read()  # here, and not by the clock, for trackers that come before it
-        with whole_tables():  # TRL writes that of the last step once more after its checkpoint
+        # TRL writes the table of the last step once more after its checkpoint.
+        with whole_tables(Path(self.args.output_dir) / "completions"):
             super().log(logs, *args, **kwargs)
 
     def _adjust_advantages(self, output: dict[str, Any], selection: _Selection, num_local: int) -> None:
@@ -609,6 +642,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         self._logs["completion"].extend(_alike(gather_object(selection.table["completion"])))
         if self.log_multimodal:
             images = gather_object(selection.table["images"])
+            self._logs["images"].clear()  # a round without any must not show those of the one before
             self._logs["images"].extend(images if any(images) else [])
         self._logs["advantages"].extend(advantages.tolist())
         for name, rewards in zip(self.reward_func_names, selection.rewards_per_func.T, strict=True):
@@ -745,6 +779,25 @@ def _engine_sized_for_rollouts(trainer: PODSMixin) -> Iterator[None]:
         yield
     finally:
         grpo_trainer.VLLMGeneration = build_engine
+
+
+def _counting_completions(rollout_func: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Refuse too few or too many completions here, before TRL gathers what is to be equally long everywhere."""
+
+    @wraps(rollout_func)
+    def counted(prompts: list, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        num_prompts = len(prompts)
+        output = rollout_func(prompts, *args, **kwargs)
+        for name in ("prompt_ids", "completion_ids", "logprobs"):
+            column = output.get(name)
+            if column is not None and len(column) != num_prompts:
+                raise RuntimeError(
+                    f"rollout_func returned {len(column)} `{name}` for {num_prompts} prompts. Return one entry per "
+                    "prompt: a prompt comes as often as completions of it are asked for."
+                )
+        return output
+
+    return counted
 
 
 def _check_one_entry_per_row(columns: dict[str, Any], num_rows: int) -> None:

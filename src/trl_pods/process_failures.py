@@ -28,6 +28,9 @@ _PATIENCE = 60.0
 # Seconds between two looks whether the neighbours live.
 _PULSE = 2.0
 
+# Where process ids mean the same: hosts may share a name, and the first namespace of ids is alike on all.
+_BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+
 # Characters of a traceback that are passed on, from its end.
 _MAX_TRACEBACK = 10_000
 
@@ -91,7 +94,6 @@ class ProcessFailures:
         self._open = False
         self._deadline: tuple[float, str] | None = None
         self._places: dict[int, tuple[str, int]] = {}  # machine and process id of each
-        self._on_arrival: Callable[[], None] = lambda: None
 
     @contextmanager
     def shared(self, *collectives: tuple[Any, str]) -> Iterator[None]:
@@ -118,14 +120,11 @@ class ProcessFailures:
         """Go on when all processes are here and none has failed since they last met; outside a block do nothing."""
         if not self._open:
             return
-        if self._deadline is not None:
-            self._on_arrival()
         try:
             reports = self._exchange(next(self._meetings), None, *self._limit())
         except RuntimeError:
             self._open = False  # nothing more is said to processes that have gone
             raise
-        self._deadline = None
         if reports:
             self._open = False  # they know
             raise RuntimeError("\n\n".join(reports))
@@ -134,20 +133,20 @@ class ProcessFailures:
         """From here on the processes do the same: they fail together or are not followed by a meeting."""
         self._open, self._deadline = False, None
 
-    def limit(self, seconds: float, reason: str, on_arrival: Callable[[], None]) -> None:
+    @contextmanager
+    def limit(self, seconds: float, reason: str) -> Iterator[None]:
         """
-        To the next meeting the processes must come within so many seconds.
+        To the meetings in this block the processes must come within so many seconds, and if it fails to the next one.
 
         Args:
             seconds (`float`):
                 The limit, from now on.
             reason (`str`):
                 What a process that does not come has not done.
-            on_arrival (`Callable[[], None]`):
-                Called when this process comes to it without having failed.
         """
         self._deadline = (time.monotonic() + seconds, reason)
-        self._on_arrival = on_arrival
+        yield
+        self._deadline = None
 
     def _meeting_before(self, collective: Callable[..., Any]) -> Callable[..., Any]:
         def meet_first(*args: Any, **kwargs: Any) -> Any:
@@ -258,9 +257,9 @@ class ProcessFailures:
 
 
 def _machine() -> str:
-    """Where process ids mean the same."""
-    namespace = Path("/proc/self/ns/pid")
-    return f"{platform.node()} {namespace.readlink() if namespace.exists() else ''}"
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+    namespace = _NAMESPACE.readlink() if _NAMESPACE.exists() else ""
+    return f"{platform.node()} {boot} {namespace}"
 
 
 def _own_store() -> dist.Store | None:

@@ -8,6 +8,7 @@ system; if that does not end the scoring, it kills the process. This module is a
 imports the standard library alone.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -30,7 +31,7 @@ _SIGNAL: Any = getattr(signal, "SIGVTALRM", None)
 
 _STDERR = 2
 
-_current: "RewardDeadline | None" = None  # the scoring under way
+_current: "list[RewardDeadline]" = []  # the scorings under way, one within the other
 
 
 class _Interrupted(BaseException):  # so that `except Exception` in a reward function does not swallow it
@@ -68,6 +69,8 @@ class RewardDeadline:
         self._process = process
         self._names = ""
         self._watcher: subprocess.Popen | None = None
+        self._watched = 0  # id of the process that the watcher watches: not of one that was forked from it
+        self._limits_exit = False
         self._started = 0.0
         self._expired = False
 
@@ -85,14 +88,16 @@ class RewardDeadline:
             names (`str`):
                 The reward functions, for the message.
         """
-        global _current
         _listen()
-        self._names, self._started, self._expired, _current = names, time.monotonic(), False, self
-        self._tell(b"+")
+        self._names, self._started, self._expired = names, time.monotonic(), False
+        _current.append(self)
+        self._begin()
         try:
             yield
             self.stop()
         except _Interrupted as interruption:
+            if not self._expired:  # of a scoring around this one
+                raise
             raise self._error(interruption) from interruption
         finally:
             self._end()
@@ -103,10 +108,14 @@ class RewardDeadline:
         if self._expired:  # a reward function swallowed the interruption
             raise self._error()
 
+    def _begin(self) -> None:
+        if not self._tell(b"+"):
+            self._watcher, self._watched = self._start_watcher(), os.getpid()
+            self._tell(b"+")
+
     def _end(self) -> None:
-        global _current
-        if _current is self:
-            _current = None  # a signal that comes later is not for this scoring
+        if self in _current:
+            _current.remove(self)  # a signal that comes later is not for this scoring
             self._tell(b"-")
 
     def _error(self, interruption: BaseException | None = None) -> TimeoutError:
@@ -119,13 +128,28 @@ class RewardDeadline:
         """The signal: raise if the time is over, as a late one may come in the next scoring."""
         if time.monotonic() - self._started >= self.seconds:
             self._expired = True
+            self._limit_exit()
             raise _Interrupted
 
-    def _tell(self, message: bytes) -> None:
-        if self._watcher is None or self._watcher.poll() is not None:
-            self._watcher = self._start_watcher()
+    def _limit_exit(self) -> None:
+        """A thread that still scores would keep the process from ending: at the exit it gets the same time again."""
+        if self._limits_exit:
+            return
+        self._limits_exit = True
+        before_exit: Callable[..., object] = getattr(threading, "_register_atexit", lambda *args: None)
+        before_exit(self._tell, b"+")  # before threads are joined, those of `concurrent.futures` too
+        atexit.register(self._tell, b"-")  # when all have been
+
+    def _tell(self, message: bytes) -> bool:
+        """Whether there is a watcher to hear it: it may have been killed, for want of memory for instance."""
+        if self._watcher is None or self._watched != os.getpid():
+            return False
         assert self._watcher.stdin is not None
-        self._watcher.stdin.write(message)
+        try:
+            self._watcher.stdin.write(message)
+        except BrokenPipeError:
+            return False
+        return True
 
     def _start_watcher(self) -> subprocess.Popen:
         farewell = (
@@ -149,8 +173,8 @@ def _listen() -> None:
 
 
 def _on_signal(signum: int, frame: object) -> None:
-    if _current is not None:
-        _current.expire()
+    for deadline in list(_current):
+        deadline.expire()
 
 
 def _place(interrupted: BaseException | None) -> str:
@@ -164,21 +188,27 @@ def _place(interrupted: BaseException | None) -> str:
 
 def _keep_time(process_id: int, seconds: float, grace: float, farewell: str) -> None:
     while True:
-        _told(None)  # a scoring begins
-        if _told(seconds):
+        if _told(None) != b"+" or _told(seconds):  # a scoring begins, and ends in time
             continue
-        os.kill(process_id, _SIGNAL)
+        _kill(process_id, _SIGNAL)
         if not _told(grace):
-            sys.stderr.write(farewell)
-            sys.stderr.flush()
-            os.kill(process_id, signal.SIGKILL)
+            _kill(process_id, signal.SIGKILL, farewell)
 
 
-def _told(seconds: float | None) -> bool:
+def _told(seconds: float | None) -> bytes:
     ready, _, _ = select.select([0], [], [], seconds)
-    if ready and not os.read(0, 1):
+    message = os.read(0, 1) if ready else b""
+    if ready and not message:
         sys.exit()  # the process that scores has ended
-    return bool(ready)
+    return message
+
+
+def _kill(process_id: int, signum: int, farewell: str = "") -> None:
+    if os.getppid() != process_id:  # it has ended; what it has forked keeps the pipe open
+        sys.exit()
+    sys.stderr.write(farewell)
+    sys.stderr.flush()
+    os.kill(process_id, signum)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Kept rows are dealt out anew to the processes, since a group may lie on several of them."""
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +12,12 @@ Row = TypeVar("Row")
 
 
 def deal_out(
-    rows: Mapping[int, Row], kept: Sequence[int], num_local: int, process: int, num_processes: int
+    rows: Mapping[int, Row],
+    kept: Sequence[int],
+    num_local: int,
+    process: int,
+    num_processes: int,
+    before_exchange: Callable[[], object] = lambda: None,
 ) -> list[Row]:
     """
     Give each process an equal, consecutive share of the kept rows, in global order.
@@ -32,6 +37,8 @@ def deal_out(
             Number of this process.
         num_processes (`int`):
             Number of processes.
+        before_exchange (`Callable[[], object]`, *optional*):
+            Called on all processes if anything moves, when what moves is pickled, which may fail on some.
 
     Returns:
         `list[Row]`: the share of this process.
@@ -48,12 +55,18 @@ def deal_out(
     routes = {number: (number // num_local, position // share) for position, number in enumerate(kept)}
     moves = {number: (source, target) for number, (source, target) in routes.items() if source != target}
     # Known alike to all processes, so that all or none enter the exchange.
-    arrived: Mapping[int, Row] = _exchange(rows, moves, process, num_processes) if moves else {}
+    arrived: Mapping[int, Row] = {}
+    if moves:
+        arrived = _exchange(rows, moves, process, num_processes, before_exchange)
     return [arrived[number] if number in moves else rows[number] for number in kept[process * share :][:share]]
 
 
 def _exchange(
-    rows: Mapping[int, Any], moves: Mapping[int, tuple[int, int]], process: int, num_processes: int
+    rows: Mapping[int, Any],
+    moves: Mapping[int, tuple[int, int]],
+    process: int,
+    num_processes: int,
+    before_exchange: Callable[[], object],
 ) -> dict[int, Any]:
     """
     The rows that move to this process. `moves` has (source, target) of each row that moves, in ascending order of the
@@ -61,6 +74,7 @@ def _exchange(
     """
     device = PartialState().device  # of the backend: NCCL takes no tensors of the CPU
     outgoing = {number: pickle.dumps(rows[number]) for number, (source, _) in moves.items() if source == process}
+    before_exchange()
     sizes = torch.tensor([len(outgoing.get(number, b"")) for number in moves], device=device)
     torch.distributed.all_reduce(sizes)  # each is counted by the source of its row alone
     size_of = dict(zip(moves, sizes.tolist(), strict=True))

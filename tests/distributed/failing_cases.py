@@ -11,12 +11,14 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import torch
 from rig import F1, Script, make_trainer
 from torch.distributed import destroy_process_group
 
@@ -90,6 +92,39 @@ def rollouts_lack_log_probs(prompts, trainer):
     return output
 
 
+def rollouts_are_too_few(prompts, trainer):
+    output = Script([F1]).rollout_func(prompts, trainer)
+    return {name: values[RANK:] for name, values in output.items()}
+
+
+def rollouts_cannot_be_pickled(prompts, trainer):
+    output = Script([F1]).rollout_func(prompts, trainer)
+    return {**output, "client": [threading.Lock() if RANK == 1 else None] * len(prompts)}
+
+
+TRAINERS = []
+
+
+def gathers_and_sleeps(rollout, **columns):
+    TRAINERS[-1].accelerator.gather(torch.tensor(1.0))  # a statistic over all processes
+    return sleeps(rollout) if RANK == 1 else [F1.rewards[i] for i in rollout]
+
+
+def comes_late(calculate_rewards, seconds):
+    """Log-probs that take longer on one process."""
+
+    def calculate_late(*args):
+        time.sleep(seconds * RANK)
+        return calculate_rewards(*args)
+
+    return calculate_late
+
+
+def takes_a_second(rollout):
+    time.sleep(1)
+    return [F1.rewards[i] for i in rollout]
+
+
 def failing_rule(rewards, num_selected):
     raise ZeroDivisionError("no rule today")
 
@@ -124,6 +159,9 @@ CASES = {
     "rollouts_raise_without_down_sampling": rollouts(rollouts_break, **PLAIN),
     "rollouts_raise_in_evaluation": rollouts(rollouts_break),
     "rollouts_lack_log_probs": rollouts(rollouts_lack_log_probs),
+    "rollouts_are_too_few": rollouts(rollouts_are_too_few),
+    "rollouts_are_too_few_without_down_sampling": rollouts(rollouts_are_too_few, **PLAIN),
+    "rollouts_cannot_be_pickled": rollouts(rollouts_cannot_be_pickled, selector="max_reward"),
     "failing_rule": SETTINGS | {"selector": failing_rule},
     "saving_raises": SETTINGS | {"save_strategy": "steps", "save_steps": 1},
     "reward_sleeps": reward(sleeps, on=1, **LIMIT),
@@ -131,6 +169,8 @@ CASES = {
     "async_reward_sleeps": reward(sleeps, on=1, is_async=True, **LIMIT),
     "reward_swallows": reward(sleeps_and_swallows, on=1, **LIMIT, **PLAIN),
     "reward_backtracks": reward(backtracks, on=1, **LIMIT),
+    "reward_gathers_and_sleeps": {"trainer_kwargs": {"reward_funcs": [gathers_and_sleeps]}, **SETTINGS, **LIMIT},
+    "no_failure_where_one_scores_late": reward(takes_a_second, on=1, **LIMIT, **PLAIN),
     "no_failure": reward(breaks, on=None, **LIMIT, max_steps=3),
     "reward_locks_up": reward(locks_up, on=1, **LIMIT),
 }
@@ -144,6 +184,9 @@ def run(folder, name):
         kwargs["eval_dataset"] = script.dataset()
         settings["per_device_eval_batch_size"] = 2
     trainer = make_trainer(folder / name, script, trainer_kwargs=kwargs, **settings)
+    TRAINERS.append(trainer)
+    if name.endswith("late"):  # later than the others would wait for it to score
+        trainer._calculate_rewards = comes_late(trainer._calculate_rewards, seconds=3)
     if name.startswith("saving"):
         trainer._save_rng_state = saving_breaks
     try:

@@ -51,6 +51,9 @@ TOO_FEW = "The reward function 'judge' returned {} rewards, but {} were expected
         ("rollouts_raise_without_down_sampling", 1, "ZeroDivisionError", "no rollouts today", "in `rollouts_break`"),
         ("rollouts_raise_in_evaluation", 1, "ZeroDivisionError", "no rollouts today", "in `rollouts_break`"),
         ("rollouts_lack_log_probs", 1, "ValueError", "rollout_func must return keys ['logprobs']", "_generate"),
+        ("rollouts_are_too_few", 1, "RuntimeError", "returned 3 `prompt_ids` for 4 prompts", "in `counted`"),
+        ("rollouts_are_too_few_without_down_sampling", 1, "RuntimeError", "returned 1 `prompt_ids`", "in `counted`"),
+        ("rollouts_cannot_be_pickled", 1, "TypeError", "cannot pickle '_thread.lock' object", "in _exchange"),
         ("failing_rule", 0, "ZeroDivisionError", "no rule today", "in `failing_rule`"),
         (
             "reward_sleeps",
@@ -62,6 +65,7 @@ TOO_FEW = "The reward function 'judge' returned {} rewards, but {} were expected
         ("reward_sleeps_on_0_in_evaluation", 0, "TimeoutError", "longer than reward_timeout=1.5 s", "`sleeps`"),
         ("async_reward_sleeps", 1, "TimeoutError", "reward functions judge_async took longer", "threading.py"),
         ("reward_swallows", 1, "TimeoutError", "longer than reward_timeout=1.5 s", "`sleeps_and_swallows`"),
+        ("reward_gathers_and_sleeps", 1, "TimeoutError", "longer than reward_timeout=1.5 s", "`sleeps`"),
         ("reward_backtracks", 1, "TimeoutError", "longer than reward_timeout=1.5 s", "`match`"),
     ],
 )
@@ -75,8 +79,9 @@ def test_a_failure_on_one_process_ends_both_and_the_other_names_it(seen, case, f
     assert where in other["message"]
 
 
-def test_a_run_without_failure_is_left_alone(seen):
-    assert [rank["error"] for rank in seen["no_failure"]] == [None, None]
+@pytest.mark.parametrize("case", ["no_failure", "no_failure_where_one_scores_late"])
+def test_a_run_without_failure_is_left_alone(seen, case):
+    assert [rank["error"] for rank in seen[case]] == [None, None]
 
 
 def test_a_process_that_hangs_for_good_is_killed_and_the_other_names_it(tmp_path):

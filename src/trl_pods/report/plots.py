@@ -25,7 +25,7 @@ _PHASE_COLORS = {
     "update": "#D55E00",
     OTHER: "#BBBBBB",
 }
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
