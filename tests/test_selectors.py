@@ -215,6 +215,16 @@ def test_rows_are_selected_independently_of_each_other(name):
         assert torch.equal(together, torch.cat([selector(row[None], 3) for row in rewards]))
 
 
+@pytest.mark.parametrize("num_prompts", [0, 1, 2, 3, 7])
+def test_many_prompts_are_selected_as_few_are(num_prompts, monkeypatch):
+    rewards = torch.rand(num_prompts, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rewards = rewards.round(decimals=1).masked_fill(rewards > 0.9, NAN)
+    together = select(max_variance, rewards, 4)
+    monkeypatch.setattr(selectors, "_BLOCK_SIZE", 18)  # two prompts at once
+    assert together.shape == (num_prompts, 4)
+    assert torch.equal(select(max_variance, rewards, 4), together)
+
+
 def test_a_rule_gets_the_keywords_that_it_names():
     received = {}
 

@@ -17,8 +17,9 @@ Shapes: P prompts, N rollouts per prompt, M of them kept, F reward functions. Su
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 
@@ -29,6 +30,9 @@ TRAINER_KEYWORDS = ("rewards_per_func", "completion_lengths", "generator")
 
 # Splits whose variances differ by less than this share count as tied: rounding must not decide between them.
 _TIE_TOLERANCE = 1e-12
+
+# Rewards that are worked on at once: what is made on the way then stays in the processor's cache.
+_BLOCK_SIZE = 2**16
 
 
 def max_variance(rewards: torch.Tensor, num_selected: int) -> torch.Tensor:
@@ -62,16 +66,8 @@ def max_variance(rewards: torch.Tensor, num_selected: int) -> torch.Tensor:
 
     ```
     """
-    sorted_PN, order_PN, num_eligible_P = _sort_ascending(rewards)
-    num_split_P = num_eligible_P.clamp(max=num_selected)
-    top_P = _best_split(sorted_PN, num_eligible_P, num_split_P, num_selected)
-    position_N = torch.arange(rewards.shape[1])
-    bottom_PN = position_N < (num_split_P - top_P)[:, None]
-    in_top_PN = (position_N >= (num_eligible_P - top_P)[:, None]) & (position_N < num_eligible_P[:, None])
-    # Ineligible rollouts fill up what is missing; they sort behind all others.
-    filler_PN = (position_N >= num_eligible_P[:, None]) & (position_N < num_selected)
-    kept_PN = _lowest_index_among_equals(sorted_PN, bottom_PN | in_top_PN | filler_PN)
-    return _to_indices(order_PN, kept_PN, num_selected)
+    rows_at_once = max(1, _BLOCK_SIZE // rewards.shape[1])
+    return torch.cat([_max_variance(block_PN, num_selected) for block_PN in rewards.split(rows_at_once)])
 
 
 def max_reward(rewards: torch.Tensor, num_selected: int) -> torch.Tensor:
@@ -312,8 +308,10 @@ def select(
     wanted = {name: value for name, value in trainer_keywords.items() if accepted is None or name in accepted}
     # A clone, since a user's rule may write into what it is given.
     indices = selector(rewards.clone(), num_selected, **wanted, **(selector_kwargs or {}))
-    _check_indices(indices, selector_name(selector), rewards.shape[0], rewards.shape[1], num_selected)
-    return _ineligible_last(indices.cpu(), rewards)
+    _check_kind(indices, selector_name(selector), rewards, num_selected)
+    ascending_PM = _ascending(indices.cpu())
+    _check_range(ascending_PM, selector_name(selector), rewards, num_selected)
+    return _ineligible_last(ascending_PM, rewards)
 
 
 def selector_name(selector: str | Selector) -> str:
@@ -336,65 +334,129 @@ def selector_name(selector: str | Selector) -> str:
     return f"{selector.__module__}.{name}" if name else repr(selector)
 
 
+def _max_variance(rewards_PN: torch.Tensor, num_selected: int) -> torch.Tensor:
+    rewards_PN = _with_nan(rewards_PN)
+    # numpy sorts values many times faster than it or torch finds their order, which is not needed.
+    sorted_PN = torch.from_numpy(np.sort(rewards_PN.numpy(), axis=1))
+    num_eligible_P1 = (~rewards_PN.isnan()).sum(dim=1, keepdim=True)
+    top_P1 = _best_split(sorted_PN, num_eligible_P1, num_selected)
+    bottom_P1 = num_eligible_P1.clamp(max=num_selected) - top_P1
+    kept_PN = _lowest_and_highest(rewards_PN, sorted_PN, num_eligible_P1, bottom_P1, top_P1)
+    return _to_indices(_fill_up(kept_PN, rewards_PN, num_eligible_P1, num_selected), num_selected)
+
+
+def _with_nan(rewards_PN: torch.Tensor) -> torch.Tensor:
+    """The rewards in float64, NaN where they are not finite."""
+    rewards_PN = rewards_PN.detach().double()
+    return rewards_PN.masked_fill(~rewards_PN.isfinite(), torch.nan)
+
+
 def _sort_ascending(rewards_PN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rewards in ascending order (not finite ones last, as NaN; equal ones by index), that order, the finite count."""
-    rewards_PN = rewards_PN.double()
-    sorted_PN, order_PN = rewards_PN.masked_fill(~rewards_PN.isfinite(), torch.nan).sort(dim=1, stable=True)
+    sorted_PN, order_PN = _with_nan(rewards_PN).sort(dim=1, stable=True)
     return sorted_PN, order_PN, (~sorted_PN.isnan()).sum(dim=1)
 
 
-def _best_split(
-    sorted_PN: torch.Tensor, num_eligible_P: torch.Tensor, num_split_P: torch.Tensor, num_selected: int
-) -> torch.Tensor:
-    """For each prompt the number k of top rewards whose union with the lowest ones has the largest variance."""
-    scaled_PN = _scale_to_unit(sorted_PN, num_eligible_P)
-    top_K = torch.arange(num_selected + 1)
-    # Bottom part: the first num_split - k values; top part: the last k of the eligible ones.
-    bottom_end_PK = (num_split_P[:, None] - top_K).clamp(min=0)
-    top_start_PK = (num_eligible_P[:, None] - top_K).clamp(min=0)
-
-    def sum_of_split(values_PN: torch.Tensor) -> torch.Tensor:
-        prefix = torch.nn.functional.pad(values_PN.cumsum(dim=1), (1, 0))  # (P, N + 1)
-        return prefix.gather(1, bottom_end_PK) + prefix[:, -1:] - prefix.gather(1, top_start_PK)
-
-    # num_split times the variance
-    spread_PK = sum_of_split(scaled_PN**2) - sum_of_split(scaled_PN) ** 2 / num_split_P.clamp(min=1)[:, None]
-    spread_PK = spread_PK.masked_fill(top_K > num_split_P[:, None], -torch.inf)
-    best_P = spread_PK.amax(dim=1, keepdim=True)
-    tied_PK = spread_PK >= best_P - best_P.clamp(min=1) * _TIE_TOLERANCE
-    return tied_PK.int().argmax(dim=1)  # the first, so the fewest top rewards
-
-
-def _scale_to_unit(sorted_PN: torch.Tensor, num_eligible_P: torch.Tensor) -> torch.Tensor:
+def _best_split(sorted_PN: torch.Tensor, num_eligible_P1: torch.Tensor, num_selected: int) -> torch.Tensor:
     """
-    Map the eligible rewards of each prompt linearly onto [-1, 1] and NaN to 0.
+    For each prompt the number k of top rewards whose union with the lowest ones has the largest variance.
+
+    It is 0 where all eligible rollouts are kept, and all splits are the same.
+    """
+    highest_PM = _at(sorted_PN, num_eligible_P1 - 1 - torch.arange(num_selected))
+    lowest_PM = sorted_PN[:, :num_selected]
+    ends_2PM = _scale_to_unit(torch.stack([lowest_PM, highest_PM]))
+
+    def sum_of_split(values_2PM: torch.Tensor) -> torch.Tensor:
+        prefix_2PK = torch.nn.functional.pad(values_2PM.cumsum(dim=2), (1, 0))  # K = M + 1
+        return prefix_2PK[0].flip(1) + prefix_2PK[1]  # M - k from the bottom, k from the top
+
+    # num_selected times the variance
+    spread_PK = sum_of_split(ends_2PM.square()) - sum_of_split(ends_2PM).square() / num_selected
+    best_P1 = spread_PK.amax(dim=1, keepdim=True)
+    tied_PK = spread_PK >= best_P1 - best_P1.clamp(min=1) * _TIE_TOLERANCE
+    top_P1 = tied_PK.byte().argmax(dim=1, keepdim=True)  # the first, so the fewest top rewards
+    return top_P1.masked_fill(num_eligible_P1 <= num_selected, 0)
+
+
+def _scale_to_unit(ends_2PM: torch.Tensor) -> torch.Tensor:
+    """
+    Map the rewards of each prompt linearly onto [-1, 1], of which the first lowest and the first highest are the ends.
 
     The variance of a subset with both extremes in it is then of order one, so that sums of squares do not cancel,
     whatever the offset and the unit of the rewards.
     """
-    low_P1 = sorted_PN[:, :1]
-    high_P1 = sorted_PN.gather(1, (num_eligible_P - 1).clamp(min=0)[:, None])
+    low_P1, high_P1 = ends_2PM[:, :, :1]
     centre_P1 = low_P1 / 2 + high_P1 / 2  # halves first: the range of two large values overflows
     half_range_P1 = high_P1 / 2 - low_P1 / 2
-    scaled_PN = (sorted_PN - centre_P1) / half_range_P1
-    return torch.where((half_range_P1 > 0) & ~sorted_PN.isnan(), scaled_PN, 0.0)
+    return (ends_2PM - centre_P1) / half_range_P1.masked_fill(half_range_P1 == 0, 1)
 
 
-def _lowest_index_among_equals(sorted_PN: torch.Tensor, kept_PN: torch.Tensor) -> torch.Tensor:
-    """Within each run of equal sorted rewards, move the kept marks to the front, where the lowest indices stand."""
-    num_rows, num_columns = sorted_PN.shape
-    starts_run_PN = torch.ones_like(kept_PN)
-    starts_run_PN[:, 1:] = sorted_PN[:, 1:] != sorted_PN[:, :-1]
-    run_PN = starts_run_PN.cumsum(dim=1) - 1
-    position_PN = torch.arange(num_columns).expand(num_rows, -1)
-    run_start_PN = torch.where(starts_run_PN, position_PN, 0).cummax(dim=1).values
-    kept_in_run_PN = torch.zeros_like(run_PN).scatter_add(1, run_PN, kept_PN.long())
-    return position_PN - run_start_PN < kept_in_run_PN.gather(1, run_PN)
+def _lowest_and_highest(
+    rewards_PN: torch.Tensor,
+    sorted_PN: torch.Tensor,
+    num_eligible_P1: torch.Tensor,
+    bottom_P1: torch.Tensor,
+    top_P1: torch.Tensor,
+) -> torch.Tensor:
+    """Mark in each row the `bottom` lowest rewards and the `top` highest, among equal ones those of lowest index."""
+    # The largest of the lowest and the smallest of the highest, each with its neighbour that is not kept.
+    low_P1 = _at(sorted_PN, bottom_P1 - 1).masked_fill(bottom_P1 == 0, -torch.inf)
+    high_P1 = _at(sorted_PN, num_eligible_P1 - top_P1).masked_fill(top_P1 == 0, torch.inf)
+    left_out_equals_low_P1 = _at(sorted_PN, bottom_P1) == low_P1
+    left_out_equals_high_P1 = _at(sorted_PN, num_eligible_P1 - top_P1 - 1) == high_P1
+    kept_PN = (rewards_PN <= low_P1) | (rewards_PN >= high_P1)
+    too_many_P = (left_out_equals_low_P1 | left_out_equals_high_P1)[:, 0]
+    if too_many_P.any():
+        per_row = (rewards_PN, low_P1, high_P1, bottom_P1, top_P1)
+        kept_PN[too_many_P] = _first_among_equals(*(values[too_many_P] for values in per_row))
+    return kept_PN
 
 
-def _to_indices(order_PN: torch.Tensor, kept_PN: torch.Tensor, num_selected: int) -> torch.Tensor:
-    """The original indices at the kept sorted positions, ascending; a new tensor, never a view of the order."""
-    return _ascending(order_PN[kept_PN].view(-1, num_selected))
+def _first_among_equals(
+    rewards_PN: torch.Tensor,
+    low_P1: torch.Tensor,
+    high_P1: torch.Tensor,
+    bottom_P1: torch.Tensor,
+    top_P1: torch.Tensor,
+) -> torch.Tensor:
+    """Mark the rewards below `low` and above `high`, and the first equal to either up to `bottom` and `top` in all."""
+    below_PN, above_PN = rewards_PN < low_P1, rewards_PN > high_P1
+    num_low_P1 = bottom_P1 - below_PN.sum(dim=1, keepdim=True)
+    num_high_P1 = top_P1 - above_PN.sum(dim=1, keepdim=True)
+    # Where both ends reach into one run of equal rewards, its first ones serve both.
+    is_one_run_P1 = low_P1 == high_P1
+    num_low_P1, num_high_P1 = num_low_P1 + num_high_P1 * is_one_run_P1, num_high_P1 + num_low_P1 * is_one_run_P1
+    return (
+        below_PN
+        | above_PN
+        | _first_marks(rewards_PN == low_P1, num_low_P1)
+        | _first_marks(rewards_PN == high_P1, num_high_P1)
+    )
+
+
+def _fill_up(
+    kept_PN: torch.Tensor, rewards_PN: torch.Tensor, num_eligible_P1: torch.Tensor, num_selected: int
+) -> torch.Tensor:
+    """Mark the first ineligible rollouts too where there are not enough others."""
+    missing_P1 = (num_selected - num_eligible_P1).clamp(min=0)
+    return kept_PN | _first_marks(rewards_PN.isnan(), missing_P1) if missing_P1.any() else kept_PN
+
+
+def _first_marks(marked_PN: torch.Tensor, count_P1: torch.Tensor) -> torch.Tensor:
+    """Of the marks in each row only the first `count`."""
+    return marked_PN & (marked_PN.cumsum(dim=1, dtype=torch.int32) <= count_P1)
+
+
+def _at(values_PN: torch.Tensor, positions_PM: torch.Tensor) -> torch.Tensor:
+    return values_PN.gather(1, positions_PM.clamp(0, values_PN.shape[1] - 1))
+
+
+def _to_indices(kept_PN: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """Columns of the marks, of which each row has `num_selected`."""
+    num_rows, num_columns = kept_PN.shape
+    position_PM = torch.from_numpy(np.flatnonzero(kept_PN.numpy())).view(num_rows, num_selected)  # torch takes longer
+    return position_PM - torch.arange(num_rows)[:, None] * num_columns
 
 
 def _ascending(indices_PM: torch.Tensor) -> torch.Tensor:
@@ -452,31 +514,42 @@ def _check_keywords(selector: Selector, selector_kwargs: Mapping[str, Any]) -> N
         ) from None
 
 
-def _ineligible_last(indices_PM: torch.Tensor, rewards_PN: torch.Tensor) -> torch.Tensor:
+def _ineligible_last(chosen_PM: torch.Tensor, rewards_PN: torch.Tensor) -> torch.Tensor:
     """The chosen rollouts, ascending, but ineligible ones only where no eligible one is left."""
-    is_chosen_PN = torch.zeros(rewards_PN.shape, dtype=torch.bool).scatter(1, indices_PM, True)
-    # Eligible before ineligible, and among either kind the chosen first.
-    rank_PN = 2 * (~rewards_PN.isfinite()).int() + (~is_chosen_PN).int()
-    return _ascending(rank_PN.argsort(dim=1, stable=True)[:, : indices_PM.shape[1]])
+    is_eligible_PN = rewards_PN.isfinite()
+    to_correct_P = ~is_eligible_PN.gather(1, chosen_PM).all(dim=1)
+    if to_correct_P.any():
+        is_chosen_PN = torch.zeros_like(is_eligible_PN).scatter(1, chosen_PM, True)[to_correct_P]
+        # Eligible before ineligible, and among either kind the chosen first.
+        rank_PN = 2 * (~is_eligible_PN[to_correct_P]).int() + (~is_chosen_PN).int()
+        chosen_PM[to_correct_P] = _ascending(rank_PN.argsort(dim=1, stable=True)[:, : chosen_PM.shape[1]])
+    return chosen_PM
 
 
-def _check_indices(indices: Any, name: str, num_prompts: int, num_rollouts: int, num_selected: int) -> None:
-    def refuse(found: str) -> None:
-        raise ValueError(
-            f"The selector {name!r} returned {found}. It must return an int64 tensor of shape ({num_prompts}, "
-            f"{num_selected}) with distinct indices from 0 to {num_rollouts - 1} in each row."
-        )
-
+def _check_kind(indices: Any, name: str, rewards_PN: torch.Tensor, num_selected: int) -> None:
     if not isinstance(indices, torch.Tensor):
-        refuse(f"a {type(indices).__name__}")
-    if tuple(indices.shape) != (num_prompts, num_selected):
-        refuse(f"shape {tuple(indices.shape)}")
+        _refuse(f"a {type(indices).__name__}", name, rewards_PN, num_selected)
+    if tuple(indices.shape) != (len(rewards_PN), num_selected):
+        _refuse(f"shape {tuple(indices.shape)}", name, rewards_PN, num_selected)
     if indices.dtype != torch.int64:
-        refuse(f"dtype {indices.dtype}")
-    ascending = _ascending(indices.cpu())
-    if num_prompts and (ascending[:, 0].min() < 0 or ascending[:, -1].max() >= num_rollouts):
-        refuse(f"indices from {ascending[:, 0].min().item()} to {ascending[:, -1].max().item()}")
-    repeats = (ascending[:, 1:] == ascending[:, :-1]).any(dim=1)
-    if repeats.any():
-        row = int(repeats.int().argmax())
-        refuse(f"the row {ascending[row].tolist()} (prompt {row}), in which an index is repeated")
+        _refuse(f"dtype {indices.dtype}", name, rewards_PN, num_selected)
+
+
+def _check_range(ascending_PM: torch.Tensor, name: str, rewards_PN: torch.Tensor, num_selected: int) -> None:
+    num_prompts, num_rollouts = rewards_PN.shape
+    if num_prompts and (ascending_PM[:, 0].min() < 0 or ascending_PM[:, -1].max() >= num_rollouts):
+        found = f"indices from {ascending_PM[:, 0].min().item()} to {ascending_PM[:, -1].max().item()}"
+        _refuse(found, name, rewards_PN, num_selected)
+    is_repeated_P = (ascending_PM[:, 1:] == ascending_PM[:, :-1]).any(dim=1)
+    if is_repeated_P.any():
+        row = int(is_repeated_P.int().argmax())
+        found = f"the row {ascending_PM[row].tolist()} (prompt {row}), in which an index is repeated"
+        _refuse(found, name, rewards_PN, num_selected)
+
+
+def _refuse(found: str, name: str, rewards_PN: torch.Tensor, num_selected: int) -> NoReturn:
+    num_prompts, num_rollouts = rewards_PN.shape
+    raise ValueError(
+        f"The selector {name!r} returned {found}. It must return an int64 tensor of shape ({num_prompts}, "
+        f"{num_selected}) with distinct indices from 0 to {num_rollouts - 1} in each row."
+    )
