@@ -268,3 +268,11 @@ def assert_equal_weights(trainer, other):
 
 def number_of_distinct_words(completion_ids, **kwargs):
     return [float(len(set(ids))) for ids in completion_ids]
+
+
+def assert_trained_alike(pods, shadow):
+    for ours, theirs in zip(step_logs(pods), step_logs(shadow), strict=True):
+        assert ours["grad_norm"] > 0
+        for key in ("loss", "grad_norm", "entropy"):
+            assert ours[key] == theirs[key], key
+    assert_equal_weights(pods, shadow)

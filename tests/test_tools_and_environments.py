@@ -6,7 +6,7 @@ import re
 import pytest
 from conversations import chat_template, make_byte_tokenizer
 from datasets import Dataset
-from rig import LOGGED, LogRecorder, assert_equal_weights, kept_rows, make_config, make_model, read_table, step_logs
+from rig import LOGGED, LogRecorder, assert_trained_alike, kept_rows, make_config, make_model, read_table, step_logs
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, PODSMixin
@@ -193,14 +193,6 @@ def assert_evaluated_alike(pods, shadow):
         if key.startswith(("eval_reward", "eval_tools/", "eval_loss", "eval_entropy", "eval_completions/")):
             assert ours[key] == theirs[key], key
     assert any(key.startswith("eval_tools/") for key in theirs)
-
-
-def assert_trained_alike(pods, shadow):
-    for ours, theirs in zip(step_logs(pods), step_logs(shadow), strict=True):
-        assert ours["grad_norm"] > 0
-        for key in ("loss", "grad_norm", "entropy"):
-            assert ours[key] == theirs[key], key
-    assert_equal_weights(pods, shadow)
 
 
 @pytest.mark.parametrize("tool", [multiply, multiply_later], ids=["sync", "async"])

@@ -12,7 +12,7 @@ from rig import (
     LOGGED,
     Group,
     LogRecorder,
-    assert_equal_weights,
+    assert_trained_alike,
     kept_rows,
     make_config,
     read_table,
@@ -126,14 +126,6 @@ def train(folder, family, trainer_class, pictures, config_class=GRPOConfig, data
     trainer.recorder = recorder
     trainer.train()
     return trainer
-
-
-def assert_trained_alike(pods, shadow):
-    for ours, theirs in zip(step_logs(pods), step_logs(shadow), strict=True):
-        assert ours["grad_norm"] > 0
-        for key in ("loss", "grad_norm", "entropy"):
-            assert ours[key] == theirs[key], key
-    assert_equal_weights(pods, shadow)
 
 
 ONE_BATCH = {"per_device_train_batch_size": 6}
