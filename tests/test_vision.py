@@ -15,6 +15,7 @@ from rig import (
     assert_trained_alike,
     kept_rows,
     make_config,
+    number_of_distinct_words,
     read_table,
     step_logs,
     weights,
@@ -287,17 +288,13 @@ def without_image_tokens(model):
     return {"suppress_tokens": [model.config.image_token_id]}
 
 
-def distinct_words(completion_ids, **kwargs):
-    return [float(len(set(ids))) for ids in completion_ids]
-
-
 @pytest.mark.parametrize("family", FAMILY_PARAMS)
 def test_a_vision_language_model_generates_and_is_evaluated(tmp_path, family):
     model, processor = FAMILIES[family]()
     pictures = [ONE, TWO, ONE]
     trainer = PODSGRPOTrainer(
         model=model,
-        reward_funcs=[distinct_words],
+        reward_funcs=[number_of_distinct_words],
         args=make_config(
             tmp_path,
             num_rollouts=4,

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from launching import give_up_in_time
-from rig import F1, FIRST_WORD, ForwardCounter, Group, Script, make_trainer, step_logs
+from rig import F1, FIRST_WORD, ForwardCounter, Group, Script, make_trainer, number_of_distinct_words, step_logs
 from test_tools_and_environments import Board, ScriptedPODS, make_tool_tokenizer
 from test_tools_and_environments import train as train_with_tools
 from test_vision import NONE, ONE, TWO, ReplayPODS
@@ -224,11 +224,7 @@ def random_rule(folder):
     )
 
 
-def distinct_words(completion_ids, **kwargs):
-    return [float(len(set(ids))) for ids in completion_ids]
-
-
-SAMPLED = {"rollout_func": None, "reward_funcs": [distinct_words]}
+SAMPLED = {"rollout_func": None, "reward_funcs": [number_of_distinct_words]}
 EQUAL = {"num_generations": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2}
 
 

@@ -14,9 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
 import torch
-from cases import distinct_words
 from launching import give_up_in_time
-from rig import Group, Script, make_trainer
+from rig import Group, Script, make_trainer, number_of_distinct_words
 from torch.distributed import destroy_process_group
 from transformers import TrainerCallback
 
@@ -54,7 +53,7 @@ class Sampler(TrainerCallback):
 
 
 def noted(completion_ids, log_extra, log_metric, **kwargs):
-    rewards = distinct_words(completion_ids)
+    rewards = number_of_distinct_words(completion_ids)
     log_extra("words", rewards)
     log_metric("words", sum(rewards) / len(rewards))
     return rewards

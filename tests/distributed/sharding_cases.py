@@ -17,17 +17,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from accelerate import DistributedType, PartialState
 from accelerate.state import AcceleratorState
-from cases import STRADDLING, Spy, distinct_words
+from cases import STRADDLING, Spy
 from launching import give_up_in_time
 from peft import LoraConfig
-from rig import Script, make_trainer, step_logs
+from rig import Script, make_trainer, number_of_distinct_words, step_logs
 from torch.distributed import destroy_process_group
 from torch.distributed.fsdp import FSDPModule
 
 
 # Three groups: with two kept of each, the second lies on both processes. Four groups: two lie on each.
 NUM_GROUPS = {"straddling": 3, "inside": 4}
-SAMPLED = {"rollout_func": None, "reward_funcs": [distinct_words]}
+SAMPLED = {"rollout_func": None, "reward_funcs": [number_of_distinct_words]}
 CASES = {
     "full_inside": ("inside", {}),
     "full_straddling": ("straddling", {}),
