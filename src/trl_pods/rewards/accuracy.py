@@ -5,7 +5,8 @@ from functools import cache
 from typing import Any
 
 from .completions import Completion, completion_text
-from .math_answers import answer_words, extract_answer, gold_words, is_correct, read_answer
+from .math_answers import answer_words, extract_answer, gold_words, is_plainly_correct, read_answer
+from .worker_pool import map_distinct
 
 
 def math_accuracy_reward(
@@ -53,25 +54,34 @@ def math_accuracy_reward(
     ```
     """
     answers = [extract_answer(completion_text(completion)) for completion in completions]
-    judge = _judge_of_one_call()
-    rewards = [judge(gold, answer) for gold, answer in zip(solution, answers, strict=True)]
+    golds = ["" if gold is None else str(gold) for gold in solution]
+    pairs = list(zip(golds, answers, strict=True))
+    judged = _judge(list(dict.fromkeys(pairs)))
     if log_extra is not None:
         log_extra("extracted_answer", answers)
         log_extra("solution", list(solution))
-    return rewards
+    return [judged[pair] for pair in pairs]
 
 
-def _judge_of_one_call() -> Callable[[str | None, str], float | None]:
-    # The rollouts of a prompt share their gold and often their answers. The caches go with the call that made them.
+def _judge(pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float | None]:
+    """Rewards of answers by their golds. What is not decided by a glance at numbers and text goes to the workers."""
     read = cache(read_answer)
+    unread = [(gold,) for gold, _ in pairs if read(gold).number is None]
+    can_read = map_distinct("can_read", unread, if_ended=False)
+    judged: dict[tuple[str, str], float | None] = {}
+    hard = []
+    for gold, answer in pairs:
+        if can_read.get((gold,), True):
+            is_right = is_plainly_correct(read(gold), read(answer))
+            if is_right is None:
+                hard.append((gold, answer))
+            else:
+                judged[gold, answer] = float(is_right)
+        else:
+            judged[gold, answer] = _compare_words(gold, answer)
+    return judged | map_distinct("judge_reading", hard, if_ended=0.0)
 
-    @cache
-    def judge(gold: str | None, answer: str) -> float | None:
-        gold = "" if gold is None else str(gold)
-        reference = read(gold)
-        if reference.is_readable:
-            return float(is_correct(reference, read(answer)))
-        words = gold_words(gold)
-        return None if words is None else float(words == answer_words(answer))
 
-    return judge
+def _compare_words(gold: str, answer: str) -> float | None:
+    words = gold_words(gold)
+    return None if words is None else float(words == answer_words(answer))

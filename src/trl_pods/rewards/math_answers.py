@@ -264,15 +264,40 @@ def is_correct(gold: Reading, answer: Reading) -> bool:
 
     ```
     """
+    is_plain = is_plainly_correct(gold, answer)
+    return _verify(gold.expression, answer.expression) if is_plain is None else gold.is_readable and is_plain
+
+
+def is_plainly_correct(gold: Reading, answer: Reading) -> bool | None:
+    """
+    Whether an answer equals a gold that can be read, as far as numbers and text show it; `None` if they do not.
+
+    Args:
+        gold ([`Reading`]):
+            The reference.
+        answer ([`Reading`]):
+            What the completion gave.
+
+    Returns:
+        `bool` or `None`
+
+    Example:
+
+    ```python
+    >>> is_plainly_correct(read_answer("18"), read_answer("18 km"))
+    True
+    >>> is_plainly_correct(read_answer("x + 1"), read_answer("1 + x")) is None
+    True
+
+    ```
+    """
     if not answer.text:
         return False
     if gold.number and answer.number and not ("=" in gold.text and "=" in answer.text):
         return same_number(gold.number, answer.number)
     if _BLANK.sub("", gold.text) == _BLANK.sub("", answer.text):
-        return gold.is_readable
-    if _RUNAWAY.search(answer.text):
-        return False
-    return _verify(gold.expression, answer.expression)
+        return True
+    return False if _RUNAWAY.search(answer.text) else None
 
 
 def gold_words(gold: str) -> str | None:
