@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REWARDS = {
     "math_accuracy_reward": "trl_pods.rewards.math_accuracy_reward",
+    "fast_accuracy_reward": "trl_pods.rewards.fast_accuracy_reward",
     "multiple_choice_reward": "trl_pods.rewards.multiple_choice_reward",
     "graded_format_reward": "trl_pods.rewards.graded_format_reward",
     "tag_count_reward": "trl_pods.rewards.tag_count_reward",
