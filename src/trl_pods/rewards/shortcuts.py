@@ -6,6 +6,8 @@ Two shortcuts for math-verify, in the processes that judge answers, that change 
 - For an answer that is wrong it lets sympy simplify the difference to the gold by all means, to see that it is not
   zero. A point where the difference is not zero shows the same. Where none is found, as for all answers that are
   right, the comparison goes on as ever.
+
+Both replace private functions, which a minor release of math-verify may change: hence the bound on its version.
 """
 
 import functools

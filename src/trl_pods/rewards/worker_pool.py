@@ -234,4 +234,5 @@ def _forget() -> None:
     _lock, _shared = threading.Lock(), None
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):  # not on Windows, where there are no forks
+    os.register_at_fork(after_in_child=_forget)
