@@ -9,6 +9,7 @@ from paper_curves import CURVES, GSM8K, SETTINGS, multi_gpu_runs, single_gpu_run
 
 from trl_pods.cli import main
 from trl_pods.comparison.run_file import FAILED, FINISHED, Run, write_run
+from trl_pods.report import plots
 from trl_pods.report.statistics import SpeedUp, at_grid, band, bootstrap, make_grid, speed_up
 from trl_pods.report.summary import SHARES, best, summarize
 from trl_pods.report.tables import report_text
@@ -184,6 +185,13 @@ def test_the_command_writes_a_table_and_plots(folder, capsys):
     assert "x: never reached" in (report / "speed_up.svg").read_text()
     assert "dotted: of the kept ones alone" in (report / "reward.svg").read_text()
     assert "| arm | 0.5 | 0.99 |" in (report / "report.md").read_text()
+
+
+def test_arms_of_one_colour_have_different_lines():
+    summary = summarize([make_run(f"arm{number}", 1, GRPO[0]) for number in range(12)], "arm0")
+    looks = list(zip((color for _, color in plots._colored(summary)), plots._line_styles(summary), strict=True))
+    assert len(set(looks)) == 12
+    assert {style for _, style in looks[:9]} == {"-"}
 
 
 def test_what_was_not_logged_is_not_drawn(tmp_path):

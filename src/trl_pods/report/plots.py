@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which colour-blind readers tell apart; grey for the baseline.
 _BASELINE_COLOR = "#555555"
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#000000")
+_LINE_STYLES = ("-", "--", ":", "-.")  # the next one where all colours have been used
 _PHASE_COLORS = {
     "generation": "#56B4E9",
     "reward, selection": "#009E73",
@@ -92,11 +93,11 @@ def _matplotlib() -> Iterator[None]:
 def _accuracy(summary: Summary, folder: Path) -> str:
     figure, axes = _figure(height=4.2)
     times = _times(summary)
-    for arm, color in _colored(summary):
+    for (arm, color), style in zip(_colored(summary), _line_styles(summary), strict=True):
         mean, half = (100 * curve for curve in band(arm.accuracy_RT))
         low, high = np.clip((mean - half, mean + half), 0, 100)
         axes.fill_between(times, low, high, color=color, alpha=0.15, linewidth=0)
-        axes.plot(times, mean, color=color, label=arm.name, zorder=3)
+        axes.plot(times, mean, color=color, linestyle=style, label=arm.name, zorder=3)
     reached = [arm.speed_ups[PAPER_SHARE][0] for arm in summary.arms if arm.speed_ups]
     subtitle = "mean over runs with 95 % bands"
     if reached:
@@ -249,6 +250,11 @@ def _over_time(
 def _colored(summary: Summary) -> list[tuple[ArmSummary, str]]:
     colors = iter(_COLORS * (1 + len(summary.arms) // len(_COLORS)))
     return [(arm, _BASELINE_COLOR if arm.name == summary.baseline else next(colors)) for arm in summary.arms]
+
+
+def _line_styles(summary: Summary) -> list[str]:
+    colors = [color for _, color in _colored(summary)]
+    return [_LINE_STYLES[colors[:number].count(color) % len(_LINE_STYLES)] for number, color in enumerate(colors)]
 
 
 def _times(summary: Summary) -> np.ndarray:
