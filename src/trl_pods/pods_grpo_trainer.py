@@ -1,5 +1,5 @@
 """
-PODS inside TRL's GRPOTrainer. The only module that touches TRL's private methods.
+PODS inside TRL's GRPOTrainer: all that touches TRL's private methods, but for its logs (round_logs.py).
 
     rows from TRL's sampler: each prompt m times                             prompts x m
       |  _generate_and_score_completions   widen: each prompt n times        prompts x n
@@ -20,11 +20,10 @@ With n = m and in evaluation everything is TRL's; in training the clock runs alo
 
 import copy
 import random
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -32,9 +31,8 @@ from unittest.mock import patch
 import torch
 import trl
 from accelerate.logging import get_logger
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
@@ -52,7 +50,8 @@ from .chunks import ChunkedRewardModel, chunks, chunks_of_fields
 from .merged_weights import base_weights_untouched
 from .process_failures import ProcessFailures
 from .reward_deadline import RewardDeadline
-from .reward_statistics import advantages_over_all, reward_std, total_rewards
+from .reward_statistics import advantages_over_all, total_rewards
+from .round_logs import RoundLogs
 from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
 from .selectors import Selector, resolve_selector, select
@@ -64,9 +63,6 @@ logger = get_logger(__name__)
 
 # Releases whose private methods are known; the same range as in the package's dependencies.
 SUPPORTED_TRL = SpecifierSet(">=1.10,<1.17")
-
-# Before 1.15 TRL's completions table shows prompts and completions decoded, also where they are lists of messages.
-_LOGS_TEXTS = Version(trl.__version__) < Version("1.15")
 
 # What `GRPOTrainer._generate` returns, in this order: a list with one entry per row, or nothing for all rows.
 _PER_ROW = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "images", "tool_images")
@@ -90,9 +86,6 @@ _NO_SPREAD = 1e-8
 
 # TRL lets a step of the engine take so many tokens, and vLLM refuses to run more sequences than that.
 _MOST_SEQUENCES = 4096
-
-# Column of the completions table that says which rollouts were trained on.
-KEPT_COLUMN = "kept"
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer as _Base
@@ -186,7 +179,7 @@ Y. K. Li and Y. Wu and Daya Guo},
             self._work_in_chunks(self._chunk_size)
         if self._downsamples:
             _ = self._selector, self._selection_columns  # now: not after a round of generation, if they are wrong
-            self._make_room_in_logs()
+            self._round_logs.make_room()
 
     @property
     def num_rollouts(self) -> int:
@@ -234,6 +227,10 @@ Y. K. Li and Y. Wu and Daya Guo},
         return RoundTimer(self.accelerator.device)
 
     @cached_property
+    def _round_logs(self) -> RoundLogs:
+        return RoundLogs(self)
+
+    @cached_property
     def _failures(self) -> ProcessFailures:
         accelerator = self.accelerator
         return ProcessFailures(accelerator.process_index, accelerator.num_processes, self.args.ddp_timeout)
@@ -264,8 +261,8 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     def _evaluate_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
-        if self._downsamples:  # evaluation drops nothing; the column must be as long as the others
-            self._logs["extra"][KEPT_COLUMN].extend([True] * len(inputs) * self.accelerator.num_processes)
+        if self._downsamples:
+            self._round_logs.log_evaluation(len(inputs) * self.accelerator.num_processes)
         return output
 
     def _down_sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -282,9 +279,10 @@ Y. K. Li and Y. Wu and Daya Guo},
         _check_output(output, num_kept=len(inputs))
         if self.args.advantage_statistics == "all" or self._demands_signal:
             self._adjust_advantages(output, round_.selection, num_local=len(inputs))
-        self._log_all_rewards(round_.selection)
+        selection = round_.selection
+        self._round_logs.log_rewards(selection.rewards_per_func, selection.metrics)
         if self.log_completions:
-            self._log_all_completions(round_.selection)
+            self._round_logs.log_completions(selection.rewards_per_func, selection.kept, selection.table)
         return output
 
     def _widen(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -388,7 +386,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         rewards_per_func = self._calculate_rewards(
             round_.rows, list(prompts), columns["completions"], columns["completion_ids"]
         )
-        self._pad_extra_logs(len(prompts))
+        self._round_logs.pad_columns(len(prompts))
         with self._timer.phase("select"):
             round_.selection = self._select(round_.rows, rewards_per_func, list(prompts), columns)
             self._drop_others(round_, prompts, columns)
@@ -507,18 +505,10 @@ Y. K. Li and Y. Wu and Daya Guo},
             "pods/kept_length": lengths[kept].double().mean().item(),
             "pods/ineligible": totals.isnan().double().mean().item(),
         }
-        table = self._table_columns(rows, prompts, columns) if self.log_completions else {}
+        table = {}
+        if self.log_completions:
+            table = self._round_logs.table_columns(prompts, columns, _dataset_images(rows))
         return _Selection(rewards_per_func, kept, has_signal.repeat_interleave(n), metrics, table)
-
-    def _table_columns(self, rows: list[dict[str, Any]], prompts: list, columns: dict[str, Any]) -> dict[str, Any]:
-        """Columns of the completions table, in the form in which this release of TRL logs them in evaluation too."""
-        if _LOGS_TEXTS:
-            decode = partial(self.processing_class.batch_decode, skip_special_tokens=True)
-            shown = {"prompt": decode(columns["prompt_ids"]), "completion": decode(columns["completion_ids"])}
-        else:  # the images have a column of their own, and travel once
-            strip = grpo_trainer.strip_images_from_messages
-            shown = {"prompt": list(map(strip, prompts)), "completion": list(map(strip, columns["completions"]))}
-        return {**shown, "images": columns["images"] or _dataset_images(rows) or [None] * len(rows)}
 
     def _on_main_process(self, choose: Callable[[], torch.Tensor]) -> torch.Tensor:
         """One process chooses for all, since a rule may be stochastic."""
@@ -591,88 +581,16 @@ Y. K. Li and Y. Wu and Daya Guo},
             )
             advantages = selection.of_kept(advantages)
         else:
-            advantages = self._logged_advantages(selection).to(output["advantages"].device)
+            advantages = self._round_logs.kept_advantages(len(selection.kept)).to(output["advantages"].device)
         if self._demands_signal:
             advantages = advantages * selection.of_kept(selection.has_signal).to(advantages)
         output["advantages"] = advantages[self.accelerator.process_index * num_local :][:num_local]
         self._logs["advantages"].extend(advantages.tolist())
 
-    def _logged_advantages(self, selection: _Selection) -> torch.Tensor:
-        """The advantages of the kept rollouts of all processes: the last ones that were logged."""
-        return torch.tensor(list(self._logs["advantages"])[-len(selection.kept) :])
-
-    def _log_all_rewards(self, selection: _Selection) -> None:
-        """TRL logged the rewards of the kept rollouts, extremes by design; under TRL's names go those of all."""
-        metrics, rewards_per_func = self._metrics["train"], selection.rewards_per_func
-        kept_reward, kept_reward_std = metrics["reward"].pop(), metrics["reward_std"].pop()
-        metrics["frac_reward_zero_std"].pop()
-        for name in self.reward_func_names:  # functions may share a name
-            metrics[f"rewards/{name}/mean"].pop()
-            metrics[f"rewards/{name}/std"].pop()
-        totals = total_rewards(rewards_per_func, self.reward_weights)
-        std = reward_std(
-            rewards_per_func,
-            self.reward_weights,
-            self.num_rollouts,
-            self.scale_rewards,
-            self.multi_objective_aggregation,
-        )
-        values = {
-            "reward": totals.nanmean().item(),
-            "reward_std": nanstd(totals).item(),
-            "frac_reward_zero_std": torch.isclose(std, torch.zeros_like(std)).float().mean().item(),
-            "pods/kept_reward": kept_reward,
-            "pods/kept_reward_std": kept_reward_std,
-            **selection.metrics,
-        }
-        for key, value in values.items():
-            metrics[key].append(value)
-        for name, rewards in zip(self.reward_func_names, rewards_per_func.T, strict=True):
-            metrics[f"rewards/{name}/mean"].append(rewards.nanmean().item())
-            metrics[f"rewards/{name}/std"].append(nanstd(rewards).item())
-
-    def _log_all_completions(self, selection: _Selection) -> None:
-        """Fill TRL's completion logs, which hold one round, with all rollouts in place of the kept ones."""
-        num_all = len(selection.rewards_per_func)
-        advantages = torch.full((num_all,), torch.nan)
-        advantages[selection.kept] = self._logged_advantages(selection)
-        kept = torch.zeros(num_all, dtype=torch.bool)
-        kept[selection.kept] = True
-        self._logs["prompt"].extend(_alike(gather_object(selection.table["prompt"])))
-        self._logs["completion"].extend(_alike(gather_object(selection.table["completion"])))
-        if self.log_multimodal:
-            images = gather_object(selection.table["images"])
-            self._logs["images"].clear()  # a round without any must not show those of the one before
-            self._logs["images"].extend(images if any(images) else [])
-        self._logs["advantages"].extend(advantages.tolist())
-        for name, rewards in zip(self.reward_func_names, selection.rewards_per_func.T, strict=True):
-            self._logs["rewards"][name].extend(rewards.tolist())
-        self._logs["extra"][KEPT_COLUMN].extend(kept.tolist())
-
-    def _make_room_in_logs(self) -> None:
-        """TRL's logs hold the rows of one round; a round that down-samples has n / m times as many."""
-        size = self.args.generation_batch_size * self.num_rollouts // self.args.num_generations
-        for name, log in self._logs.items():
-            is_by_column = isinstance(log, defaultdict)
-            self._logs[name] = defaultdict(lambda: deque(maxlen=size)) if is_by_column else deque(maxlen=size)
-
     def _log_completion_extra(self, column: str, values: list) -> None:
-        if self._downsamples and column == KEPT_COLUMN:
-            raise ValueError(
-                f"log_extra({column!r}, ...) takes a name that the completions table uses for the rollouts trained "
-                "on. Use another one, for instance 'my_kept'."
-            )
+        if self._downsamples:
+            self._round_logs.check_column(column)
         super()._log_completion_extra(column, values)
-
-    def _pad_extra_logs(self, num_rows: int) -> None:
-        """Columns that reward functions logged on other processes only; TRL would fill them up for the kept rows."""
-        for column in sorted(set(gather_object(list(self._pending_extra_logs)))):
-            values = self._pending_extra_logs.setdefault(column, [None] * num_rows)
-            if self.log_completions and len(values) != num_rows:
-                raise ValueError(
-                    f"log_extra({column!r}, ...) got {len(values)} values for {num_rows} completions. Log one value "
-                    "per completion, and a column from one reward function alone."
-                )
 
     # Clocks
 
@@ -825,21 +743,6 @@ def _merge_extra_fields(rows: list[dict[str, Any]], extra_fields: dict[str, Any]
         per_row = values if isinstance(values, list) else [values] * len(rows)
         for row, value in zip(rows, per_row, strict=False):
             row[name] = value
-
-
-def _alike(conversations: list) -> list:
-    """Messages of parts everywhere if there are such anywhere: a column of a table takes no mixture with texts."""
-    messages = [
-        message for conversation in conversations if isinstance(conversation, list) for message in conversation
-    ]
-    if not any(isinstance(message.get("content"), list) for message in messages):
-        return conversations
-    return [[_in_parts(message) for message in conversation] for conversation in conversations]
-
-
-def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _dataset_images(rows: list[dict[str, Any]]) -> list | None:

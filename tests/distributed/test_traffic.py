@@ -56,7 +56,7 @@ def test_texts_are_about_as_many_bytes_as_computed(seen, load):
     for rank in seen:
         measured = received(rank, "trl._generate_and_score_completions") - constant
         assert measured == pytest.approx(texts_of_kept(load), rel=0.15)
-        measured = received(rank, "trl_pods._log_all_completions") - constant
+        measured = received(rank, "trl_pods.log_completions") - constant
         assert measured == pytest.approx(texts_of_all(load), rel=0.15)
 
 
