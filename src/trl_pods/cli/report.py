@@ -27,7 +27,8 @@ def report(args: list[str], prog: str) -> int:
         ValueError: If a setting is wrong, or the runs do not compare.
     """
     options = _parse(args, prog)
-    from ..report.plots import check_matplotlib, draw_plots
+    from ..report.figures import check_matplotlib
+    from ..report.plots import draw_plots
     from ..report.summary import SHARES, read_summary
     from ..report.tables import accuracy_text, report_text
 

@@ -5,6 +5,7 @@ from typing import Any
 
 
 Settings = dict[str, Any]
+_BATCH_SIZE = 8  # `per_device_train_batch_size` if it is not set
 
 
 def grpo(settings: Settings) -> Settings:
@@ -40,13 +41,58 @@ def grpo_all(settings: Settings) -> Settings:
             f"The arm grpo-all trains on n / m micro-batches for each of the recipe; num_rollouts={n} is no multiple "
             f"of num_generations={m}. Use for instance num_rollouts={-(-n // m) * m}."
         )
-    wider = {**settings, "num_generations": n, "gradient_accumulation_steps": 1}
-    # All that counts micro-batches or rows of a round grows with them.
-    for name in ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"):
-        value = settings.get(name, wider.get(name))
-        if value is not None:
-            wider[name] = int(value) * n // m
-    return wider
+    return train_on(settings, n)
+
+
+def train_on(settings: Settings, num_generations: int) -> Settings:
+    """
+    The settings with another m: as many prompts a step, in micro-batches of the same size or, where m or the number of
+    micro-batches leaves no other way, smaller ones.
+
+    Args:
+        settings (`dict[str, Any]`):
+            The settings, with `num_generations`.
+        num_generations (`int`):
+            The other m.
+
+    Raises:
+        ValueError: If a process would train on a fraction of a row.
+
+    Example:
+
+    ```python
+    >>> recipe = {"num_generations": 8, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
+    >>> train_on(recipe, 4)
+    {'num_generations': 4, 'per_device_train_batch_size': 16, 'gradient_accumulation_steps': 1}
+    >>> train_on(recipe, 2)
+    {'num_generations': 2, 'per_device_train_batch_size': 8, 'gradient_accumulation_steps': 1}
+
+    ```
+    """
+    m, batch_size = settings["num_generations"], int(settings.get("per_device_train_batch_size") or _BATCH_SIZE)
+    accumulation = int(settings.get("gradient_accumulation_steps") or 1)
+    micro_batches = int(settings.get("steps_per_generation") or accumulation)  # of a round
+    rows, part_of_a_row = divmod(batch_size * accumulation * num_generations, m)
+    fitting = [
+        number
+        for number in range(-(-accumulation * num_generations // m), rows + 1)
+        if rows % number == 0 and micro_batches * number % accumulation == 0
+    ]
+    if part_of_a_row or not fitting:
+        raise ValueError(
+            f"num_generations={num_generations} does not fit in place of {m}: of the {batch_size * accumulation} rows "
+            f"that a process trains on in a step it would leave {batch_size * accumulation * num_generations / m:g}, "
+            f"to be split into micro-batches. Use for instance num_generations={2 * m}."
+        )
+    changed = {**settings, "num_generations": num_generations, "gradient_accumulation_steps": fitting[0]}
+    if rows != fitting[0] * batch_size:
+        changed["per_device_train_batch_size"] = rows // fitting[0]
+    # All else that counts micro-batches or rows of a round goes with them.
+    if settings.get("steps_per_generation") is not None:
+        changed["steps_per_generation"] = micro_batches * fitting[0] // accumulation
+    if settings.get("generation_batch_size") is not None:
+        changed["generation_batch_size"] = int(settings["generation_batch_size"]) * num_generations // m
+    return changed
 
 
 def pods(settings: Settings) -> Settings:

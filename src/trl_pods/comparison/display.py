@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from .plan import PlannedRun
 from .run_file import FINISHED, Run
-from .training_process import TrainingProcess
+from .training_process import ComparedProcess
 
 
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s of training [{elapsed}<{remaining}]{postfix}"
@@ -53,7 +53,7 @@ class Display:
         self._bar.set_description_str(f"{self._number}/{self._num_runs} {run.arm} seed {run.seed}")
         self._bar.set_postfix_str("starting", refresh=False)
 
-    def show(self, process: TrainingProcess) -> None:
+    def show(self, process: ComparedProcess) -> None:
         """Where the run is."""
         self._bar.n = self._before + min(process.train_seconds, self._seconds)
         if process.accuracies:

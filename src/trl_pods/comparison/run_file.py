@@ -131,6 +131,30 @@ def read_runs(folder: Path) -> list[Run]:
     return [read_run(path) for path in sorted(folder.glob("*.json"))]
 
 
+def check_same_settings(path: Path, found: Mapping[str, Any], asked_for: Mapping[str, Any]) -> None:
+    """
+    Refuse what was run with other settings than are asked for now.
+
+    Args:
+        path (`Path`):
+            The file it is in.
+        found (`Mapping[str, Any]`):
+            Its settings.
+        asked_for (`Mapping[str, Any]`):
+            Those of now.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    now = json.loads(json.dumps(asked_for))
+    for name in sorted(now.keys() | found.keys()):
+        if now.get(name) != found.get(name):
+            raise ValueError(
+                f"{path} is of a run with {name}={found.get(name)!r}, and {name}={now.get(name)!r} is asked for now. "
+                "Use another output_dir, or delete the file to run it again."
+            )
+
+
 def columns(entries: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list]:
     """
     Log entries as columns, numbers cut to six digits; a column that no entry has is left out.

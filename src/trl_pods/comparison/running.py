@@ -13,8 +13,8 @@ import psutil
 
 from .display import Display
 from .plan import Comparison, PlannedRun
-from .run_file import FINISHED, Run, read_run, write_json, write_run
-from .training_process import TrainingProcess
+from .run_file import FINISHED, Run, check_same_settings, read_run, write_json, write_run
+from .training_process import ComparedProcess
 
 
 COMPARISON_FILE = "comparison.json"
@@ -53,7 +53,7 @@ def run_comparison(
     """
     planned = comparison.runs()
     left = [run for run in planned if not _is_finished(run, folder)]
-    with _sigterm_as_interrupt(), _alone(folder) as note_process:
+    with sigterm_as_interrupt(), alone(folder) as note_process:
         write_json(_description(comparison), folder / COMPARISON_FILE)
         with Display(len(planned), len(planned) - len(left), 60 * comparison.minutes) as display:
             for run in left:
@@ -78,7 +78,7 @@ def _run(
     timeout_minutes: float | None,
 ) -> Run:
     display.start_run(run)
-    process = TrainingProcess(run, folder)
+    process = ComparedProcess(run, folder)
     try:
         note_process(process.process.pid)
         while not process.is_over():
@@ -99,14 +99,7 @@ def _is_finished(run: PlannedRun, folder: Path) -> bool:
     found = read_run(path)
     if found.status != FINISHED:
         return False
-    planned = json.loads(json.dumps(run.settings))
-    changed = sorted(name for name in planned.keys() | found.settings if planned.get(name) != found.settings.get(name))
-    if changed:
-        name = changed[0]
-        raise ValueError(
-            f"{path} is of a run with {name}={found.settings.get(name)!r}, and {name}={planned.get(name)!r} is asked "
-            "for now. Use another output_dir, or delete the file to run it again."
-        )
+    check_same_settings(path, found.settings, run.settings)
     return True
 
 
@@ -121,7 +114,7 @@ def _description(comparison: Comparison) -> dict[str, Any]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[Callable[[int], None]]:
+def alone(folder: Path) -> Iterator[Callable[[int], None]]:
     """
     Refuse a folder in which a comparison, or a run that outlived one, is at work: they would slow each other down.
 
@@ -132,7 +125,7 @@ def _alone(folder: Path) -> Iterator[Callable[[int], None]]:
     alive = [entry["pid"] for entry in noted if _started(entry["pid"]) == entry["started"]]
     if alive:
         raise ValueError(
-            f"A comparison is running in {folder} already (process {alive[0]}). Wait for it, end it, or use another "
+            f"trl-pods is running in {folder} already (process {alive[0]}). Wait for it, end it, or use another "
             "output_dir."
         )
     entries: list[dict[str, Any]] = []
@@ -158,7 +151,7 @@ def _started(pid: int) -> float | None:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """A scheduler ends a job by SIGTERM, which would leave the run behind."""
 
     def interrupt(*_: Any) -> None:

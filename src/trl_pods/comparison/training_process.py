@@ -1,4 +1,4 @@
-"""One run as a process of its own, watched by its log."""
+"""A training as a process of its own, watched by its log; a run of a comparison is one."""
 
 import json
 import os
@@ -26,24 +26,24 @@ _ERROR_LINES = 25
 
 class TrainingProcess:
     """
-    A run under way.
+    A training under way: `trl-pods grpo` in a folder of its own.
 
     Args:
-        planned ([`PlannedRun`]):
-            What to run.
+        settings (`dict[str, Any]`):
+            Its recipe, without folders.
         folder (`Path`):
             Folder for its files; what is in it goes.
     """
 
-    def __init__(self, planned: PlannedRun, folder: Path) -> None:
-        self.planned = planned
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        self.settings = settings
         self.folder = folder
         self.entries: list[dict[str, Any]] = []  # of the log so far
         self._read_to = 0
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        settings = {**planned.settings, "output_dir": str(folder / "model"), "log_file": str(folder / "log.jsonl")}
+        settings = {**settings, "output_dir": str(self.model_folder), "log_file": str(folder / "log.jsonl")}
         recipe = folder / "recipe.yaml"
         recipe.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
         self.started = datetime.now(UTC)
@@ -60,14 +60,19 @@ class TrainingProcess:
         return time.monotonic() - self._start
 
     @property
-    def train_seconds(self) -> float:
-        """Seconds of training so far, as far as they are logged."""
-        return max((entry.get("time/train") or 0.0 for entry in self.entries), default=0.0)
+    def model_folder(self) -> Path:
+        """Output folder of the training."""
+        return self.folder / "model"
 
     @property
-    def accuracies(self) -> list[float]:
-        """What was measured so far, sampled."""
-        return [entry[f"{_ACCURACY}sampled"] for entry in self.entries if f"{_ACCURACY}sampled" in entry]
+    def header(self) -> dict[str, Any]:
+        """Settings of the trainer, versions and hardware; empty before the training has begun."""
+        return next((entry for entry in self.entries if "settings" in entry), {})
+
+    @property
+    def rounds_per_step(self) -> float:
+        """Rounds of generation for each step of the optimizer."""
+        return _rounds_per_step(self.header.get("settings", {}))
 
     def is_over(self) -> bool:
         """Whether it has ended; reads what is new in the log."""
@@ -90,6 +95,48 @@ class TrainingProcess:
                 process.kill()
         self.process.wait()
 
+    def last_lines(self) -> list[str]:
+        """The end of its output."""
+        text = (self.folder / "output.txt").read_text(encoding="utf-8", errors="replace")
+        return text.splitlines()[-_ERROR_LINES:]
+
+    def _read_log(self) -> None:
+        path = self.folder / "log.jsonl"
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            file.seek(self._read_to)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]  # the last line may be under way
+        self._read_to += len(whole)
+        self.entries += [json.loads(line) for line in whole.splitlines()]
+
+
+class ComparedProcess(TrainingProcess):
+    """
+    A run of a comparison under way.
+
+    Args:
+        planned ([`PlannedRun`]):
+            What to run.
+        folder (`Path`):
+            Folder for its files; what is in it goes.
+    """
+
+    def __init__(self, planned: PlannedRun, folder: Path) -> None:
+        super().__init__(planned.settings, folder)
+        self.planned = planned
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds of training so far, as far as they are logged."""
+        return max((entry.get("time/train") or 0.0 for entry in self.entries), default=0.0)
+
+    @property
+    def accuracies(self) -> list[float]:
+        """What was measured so far, sampled."""
+        return [entry[f"{_ACCURACY}sampled"] for entry in self.entries if f"{_ACCURACY}sampled" in entry]
+
     def result(self, error: str | None = None) -> Run:
         """
         The run, once it is over.
@@ -98,8 +145,7 @@ class TrainingProcess:
             error (`str`, *optional*):
                 Why it counts as failed, if not by its exit code.
         """
-        header = next((entry for entry in self.entries if "settings" in entry), {})
-        settings = self.planned.settings
+        settings = self.settings
         error = error or self._error(60 * settings["max_train_minutes"])
         accuracies = [entry for entry in self.entries if f"{_ACCURACY}sampled" in entry]
         measured = columns(accuracies, ("time/train", "step", f"{_ACCURACY}sampled", f"{_ACCURACY}greedy"))
@@ -113,9 +159,9 @@ class TrainingProcess:
             interval=60 * settings["accuracy_minutes"],
             started=self.started.isoformat(timespec="milliseconds"),
             wall_seconds=round(self.wall_seconds, 1),
-            rounds_per_step=_rounds_per_step(header.get("settings", {})),
-            versions=header.get("versions", {}),
-            hardware=header.get("hardware", {}),
+            rounds_per_step=self.rounds_per_step,
+            versions=self.header.get("versions", {}),
+            hardware=self.header.get("hardware", {}),
             accuracy={_column(name): values for name, values in measured.items()},
             log=columns([entry for entry in self.entries if "loss" in entry], LOG_COLUMNS),
         )
@@ -124,19 +170,7 @@ class TrainingProcess:
         if self.process.returncode == 0 and self.train_seconds >= duration:
             return None
         reason = f"It ended with exit code {self.process.returncode} after {self.train_seconds:.1f} s of training."
-        lines = (self.folder / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join([reason, *lines[-_ERROR_LINES:]])
-
-    def _read_log(self) -> None:
-        path = self.folder / "log.jsonl"
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
-            file.seek(self._read_to)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]  # the last line may be under way
-        self._read_to += len(whole)
-        self.entries += [json.loads(line) for line in whole.splitlines()]
+        return "\n".join([reason, *self.last_lines()])
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

@@ -1,12 +1,11 @@
 """The plots of a report, each as PNG and SVG. Needs matplotlib."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .figures import BASELINE_COLOR, COLORS, drawing, figure_with_axes, save, title
 from .statistics import PAPER_SHARE, band
 from .summary import OTHER, PHASES, ArmSummary, Summary
 from .units import unit_for
@@ -15,9 +14,6 @@ from .units import unit_for
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; grey for the baseline.
-_BASELINE_COLOR = "#555555"
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#000000")
 _LINE_STYLES = ("-", "--", ":", "-.")  # the next one where all colours have been used
 _PHASE_COLORS = {
     "generation": "#56B4E9",
@@ -26,25 +22,6 @@ _PHASE_COLORS = {
     "update": "#D55E00",
     OTHER: "#BBBBBB",
 }
-_STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "trl_pods",  # the same data give the same file
-}
-_SUBTITLE: dict[str, Any] = {"fontsize": 8.5, "color": "#555555"}
-_WIDTH = 7.2  # inches
 _FEW_POINTS = 15  # fewer are marked, so that a point alone is seen
 
 
@@ -64,34 +41,12 @@ def draw_plots(summary: Summary, folder: Path) -> list[str]:
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    with _matplotlib():
+    with drawing():
         return [name for draw in (_accuracy, _speed_up, _steps, _lengths, _rewards) if (name := draw(summary, folder))]
 
 
-def check_matplotlib() -> None:
-    """
-    Say how to get matplotlib if it is not there.
-
-    Raises:
-        ImportError: If it is not.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Plots need matplotlib: pip install 'trl-pods[report]', or use --no_plots.") from error
-
-
-@contextmanager
-def _matplotlib() -> Iterator[None]:
-    check_matplotlib()
-    import matplotlib
-
-    with matplotlib.rc_context(_STYLE):
-        yield
-
-
 def _accuracy(summary: Summary, folder: Path) -> str:
-    figure, axes = _figure(height=4.2)
+    figure, axes = figure_with_axes(height=4.2)
     times = _times(summary)
     for (arm, color), style in zip(_colored(summary), _line_styles(summary), strict=True):
         mean, half = (100 * curve for curve in band(arm.accuracy_RT))
@@ -102,14 +57,14 @@ def _accuracy(summary: Summary, folder: Path) -> str:
     subtitle = "mean over runs with 95 % bands"
     if reached:
         target = 100 * reached[0].target
-        axes.axhline(target, color=_BASELINE_COLOR, linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.axhline(target, color=BASELINE_COLOR, linewidth=0.9, linestyle=(0, (4, 3)))
         _mark_times(axes, summary, target)
         subtitle += f"; dashed: {PAPER_SHARE:g} of the best of {summary.baseline}, {target:.1f} %; points: first there"
     axes.set_ylabel("accuracy on held-out problems, %")
-    _title(axes, f"Accuracy, {_num_runs(summary)}", subtitle)
+    title(axes, f"Accuracy, {_num_runs(summary)}", subtitle)
     _time_axis(axes, summary)
     _legend(axes, len(summary.arms))
-    return _save(figure, folder, "accuracy")
+    return save(figure, folder, "accuracy")
 
 
 def _mark_times(axes: "Axes", summary: Summary, target: float) -> None:
@@ -135,10 +90,10 @@ def _speed_up(summary: Summary, folder: Path) -> str | None:
     others = [(arm, color) for arm, color in _colored(summary) if arm.speed_ups]
     if not others:
         return None
-    figure, axes = _figure(height=3.6)
+    figure, axes = figure_with_axes(height=3.6)
     shares = list(others[0][0].speed_ups)
     places = np.arange(len(shares))
-    axes.axhline(1, color=_BASELINE_COLOR, linewidth=1)
+    axes.axhline(1, color=BASELINE_COLOR, linewidth=1)
     at = shares.index(PAPER_SHARE)
     axes.axvspan(at - 0.5, at + 0.5, color="#F4F1E4", zorder=0)
     axes.set_xlim(-0.5, len(shares) - 0.5)
@@ -169,19 +124,19 @@ def _speed_up(summary: Summary, folder: Path) -> str | None:
     subtitle = f"with 95 % bootstrap intervals over runs; shaded: the paper's {PAPER_SHARE:g}"
     if any(found.ratio is None for arm, _ in others for found, _ in arm.speed_ups.values()):
         subtitle += "; x: never reached"
-    _title(axes, f"Speed-up, {_num_runs(summary)}", subtitle)
+    title(axes, f"Speed-up, {_num_runs(summary)}", subtitle)
     handles, labels = axes.get_legend_handles_labels()
     for handle in handles:
         handle.set_marker("o")
     _legend(axes, len(others))
-    return _save(figure, folder, "speed_up")
+    return save(figure, folder, "speed_up")
 
 
 def _steps(summary: Summary, folder: Path) -> str | None:
     timed = [(arm, arm.phase_seconds()) for arm in summary.arms]
     if not all(phases for _, phases in timed):
         return None
-    figure, axes = _figure(height=1.3 + 0.42 * len(timed))
+    figure, axes = figure_with_axes(height=1.3 + 0.42 * len(timed))
     names = [arm.name for arm, _ in timed]
     left = np.zeros(len(timed))
     for phase in (*PHASES, OTHER):
@@ -196,7 +151,7 @@ def _steps(summary: Summary, folder: Path) -> str | None:
     axes.tick_params(axis="y", length=0)
     axes.set(xlabel="seconds, mean over runs", title="Where the time of a step goes")
     _legend(axes, len(PHASES) + 1)
-    return _save(figure, folder, "step_seconds")
+    return save(figure, folder, "step_seconds")
 
 
 def _lengths(summary: Summary, folder: Path) -> str | None:
@@ -222,10 +177,10 @@ def _rewards(summary: Summary, folder: Path) -> str | None:
 
 
 def _over_time(
-    summary: Summary, folder: Path, name: str, columns: list[tuple[str, Any]], ylabel: str, title: str
+    summary: Summary, folder: Path, name: str, columns: list[tuple[str, Any]], ylabel: str, heading: str
 ) -> str | None:
     drawn = set()
-    figure, axes = _figure(height=3.6)
+    figure, axes = figure_with_axes(height=3.6)
     times = _times(summary)
     for arm, color in _colored(summary):
         for column, style in columns:
@@ -241,15 +196,15 @@ def _over_time(
         return None
     axes.set_ylabel(ylabel)
     of_kept = "; dotted: of the kept ones alone" if ":" in drawn else ""
-    _title(axes, f"{title}, {_num_runs(summary)}", f"mean over all rollouts of all runs{of_kept}")
+    title(axes, f"{heading}, {_num_runs(summary)}", f"mean over all rollouts of all runs{of_kept}")
     _time_axis(axes, summary)
     _legend(axes, len(summary.arms))
-    return _save(figure, folder, name)
+    return save(figure, folder, name)
 
 
 def _colored(summary: Summary) -> list[tuple[ArmSummary, str]]:
-    colors = iter(_COLORS * (1 + len(summary.arms) // len(_COLORS)))
-    return [(arm, _BASELINE_COLOR if arm.name == summary.baseline else next(colors)) for arm in summary.arms]
+    colors = iter(COLORS * (1 + len(summary.arms) // len(COLORS)))
+    return [(arm, BASELINE_COLOR if arm.name == summary.baseline else next(colors)) for arm in summary.arms]
 
 
 def _line_styles(summary: Summary) -> list[str]:
@@ -266,11 +221,6 @@ def _time_axis(axes: "Axes", summary: Summary) -> None:
     axes.set_xlim(0, _times(summary)[-1])
 
 
-def _title(axes: "Axes", title: str, subtitle: str) -> None:
-    axes.set_title(title, pad=20)
-    axes.annotate(subtitle, (0, 1), xycoords="axes fraction", xytext=(0, 7), textcoords="offset points", **_SUBTITLE)
-
-
 def _num_runs(summary: Summary) -> str:
     numbers = sorted({len(arm.runs) for arm in summary.arms})
     return f"{numbers[0]} runs" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} runs"
@@ -278,17 +228,3 @@ def _num_runs(summary: Summary) -> str:
 
 def _legend(axes: "Axes", num_entries: int) -> None:
     axes.figure.legend(loc="outside lower center", ncols=min(num_entries, 5), handlelength=1.6)
-
-
-def _figure(height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # without pyplot nothing is global and no display is asked for
-
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _save(figure: Any, folder: Path, name: str) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    figure.savefig(folder / f"{name}.png", dpi=160)
-    return f"{name}.png"

@@ -64,7 +64,7 @@ def speed_up_text(speed_up: SpeedUp, interval: Interval) -> str:
 def _accuracy_table(summary: Summary, unit: TimeUnit) -> str:
     target = f"{PAPER_SHARE:g} of the best of {summary.baseline}"
     header = ["arm", "runs", "accuracy at the start", f"at {unit.text(summary.grid[-1])}", "best", f"time to {target}"]
-    return _table([*header, "speed-up (95 % interval)"], [_accuracy_row(arm, summary, unit) for arm in summary.arms])
+    return table([*header, "speed-up (95 % interval)"], [_accuracy_row(arm, summary, unit) for arm in summary.arms])
 
 
 def _accuracy_row(arm: ArmSummary, summary: Summary, unit: TimeUnit) -> list[str]:
@@ -105,7 +105,7 @@ def _shares_table(summary: Summary) -> str:
     if not others:
         return _NONE
     shares = list(others[0].speed_ups)
-    return _table(
+    return table(
         ["arm", *(f"{share:g}" for share in shares)],
         [[arm.name, *(speed_up_text(*arm.speed_ups[share]) for share in shares)] for arm in others],
     )
@@ -126,7 +126,7 @@ def _steps_table(summary: Summary) -> str:
                 *(f"{timed[arm.name][phase]:.3f}" if arm.name in timed else _NONE for phase in phases),
             ]
         )
-    return _table(["arm", "steps", "s a step", "fastest to slowest run", *phases], rows)
+    return table(["arm", "steps", "s a step", "fastest to slowest run", *phases], rows)
 
 
 def _made_with(summary: Summary) -> str:
@@ -171,6 +171,19 @@ def _ratio(value: float | None, never: str = "never") -> str:
     return never if value is None else f"{value:.2f}"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """
+    A table in Markdown.
+
+    Example:
+
+    ```python
+    >>> print(table(["n", "seconds"], [["8", "0.2"]]))
+    | n | seconds |
+    | --- | --- |
+    | 8 | 0.2 |
+
+    ```
+    """
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
