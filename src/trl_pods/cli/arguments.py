@@ -6,9 +6,12 @@ here, not made into a configuration: that would check them for the one process t
 """
 
 import argparse
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
 from trl import TrlParser
 
 from ..scripts.recipe import check_known, find_recipe, read_recipe, take_config
@@ -50,6 +53,29 @@ def separate(args: list[str], parser: TrlParser) -> LaunchPlan:
         environment={name: str(value) for name, value in recipe.environment.items()},
         on_cpu=values.use_cpu,
     )
+
+
+def check_settings(settings: dict[str, Any], name: str) -> None:
+    """
+    Refuse unknown settings, values of a wrong type and a policy that is not there.
+
+    Args:
+        settings (`dict[str, Any]`):
+            The settings, as in a recipe.
+        name (`str`):
+            What they are, for messages.
+
+    Raises:
+        ValueError: If one is wrong.
+    """
+    from ..scripts.grpo import make_parser
+    from ..scripts.task import locate_policy
+
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder) / name
+        recipe.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        separate(["--config", str(recipe)], make_parser())
+    locate_policy(settings.get("model_name_or_path"))
 
 
 def _read(config: str, parser: TrlParser) -> _Recipe:

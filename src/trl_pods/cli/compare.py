@@ -127,19 +127,9 @@ def _flags(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_settings(comparison: Comparison) -> None:
-    """Refuse unknown settings, values of a wrong type and a start that is not there before the first run."""
-    import tempfile
-
-    import yaml
-
-    from ..scripts.grpo import make_parser
-    from ..scripts.task import locate_policy
-    from .arguments import separate
+    """Refuse what is wrong in the settings of an arm before the first run."""
+    from .arguments import check_settings
 
     first_of_each_arm = {run.arm: run for run in reversed(comparison.runs())}
     for run in first_of_each_arm.values():
-        with tempfile.TemporaryDirectory() as folder:
-            recipe = Path(folder) / f"arm {run.arm}"
-            recipe.write_text(yaml.safe_dump(run.settings), encoding="utf-8")
-            separate(["--config", str(recipe)], make_parser())
-        locate_policy(run.settings.get("model_name_or_path"))
+        check_settings(run.settings, f"arm {run.arm}")

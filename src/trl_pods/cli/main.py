@@ -47,6 +47,9 @@ def _make_parser() -> argparse.ArgumentParser:
         add_help=False,  # the settings are those of the training script, which imports torch
     )
     commands.add_parser("compare", help="run arms of a recipe over seeds for the same training time", add_help=False)
+    commands.add_parser(
+        "plan", help="find n and m for a recipe on this machine, from a few measured steps", add_help=False
+    )
     commands.add_parser("report", help="tables and plots of such a comparison", add_help=False)
     return parser
 
@@ -70,10 +73,16 @@ def _compare(arguments: list[str]) -> int:
     return compare(arguments, prog=f"{PROG} compare")
 
 
+def _plan(arguments: list[str]) -> int:
+    from .plan import plan
+
+    return plan(arguments, prog=f"{PROG} plan")
+
+
 def _report(arguments: list[str]) -> int:
     from .report import report
 
     return report(arguments, prog=f"{PROG} report")
 
 
-_COMMANDS = {"grpo": _grpo, "compare": _compare, "report": _report}
+_COMMANDS = {"grpo": _grpo, "compare": _compare, "plan": _plan, "report": _report}

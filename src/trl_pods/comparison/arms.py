@@ -5,7 +5,7 @@ from typing import Any
 
 
 Settings = dict[str, Any]
-_BATCH_SIZE = 8  # `per_device_train_batch_size` if it is not set
+DEFAULT_BATCH_SIZE = 8  # `per_device_train_batch_size` if it is not set
 
 
 def grpo(settings: Settings) -> Settings:
@@ -69,7 +69,7 @@ def train_on(settings: Settings, num_generations: int) -> Settings:
 
     ```
     """
-    m, batch_size = settings["num_generations"], int(settings.get("per_device_train_batch_size") or _BATCH_SIZE)
+    m, batch_size = settings["num_generations"], int(settings.get("per_device_train_batch_size") or DEFAULT_BATCH_SIZE)
     accumulation = int(settings.get("gradient_accumulation_steps") or 1)
     micro_batches = int(settings.get("steps_per_generation") or accumulation)  # of a round
     rows, part_of_a_row = divmod(batch_size * accumulation * num_generations, m)

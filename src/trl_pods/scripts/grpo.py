@@ -53,6 +53,9 @@ class PODSScriptArguments(GRPOScriptArguments):
         log_file (`str`, *optional*):
             File that gets each log entry as a line of JSON as soon as it is made; its first line holds settings,
             versions and hardware.
+        log_update_memory (`bool`, *optional*, defaults to `False`):
+            Log the peak of memory of the update as `memory/update_peak`, in GiB: on a GPU what torch had allocated, on
+            a CPU what tensors took beyond what there was before a micro-batch, by a profiler that slows it down.
 
     Raises:
         ValueError: If `dataset_kwargs` is not a mapping, or `accuracy_minutes` no time or without problems.
@@ -102,6 +105,14 @@ class PODSScriptArguments(GRPOScriptArguments):
     )
     log_file: str | None = field(
         default=None, metadata={"help": "File that gets each log entry as a line of JSON as soon as it is made."}
+    )
+    log_update_memory: bool = field(
+        default=False,
+        metadata={
+            "help": "Log the peak of memory of the update as `memory/update_peak`, in GiB: on a GPU what torch had "
+            "allocated, on a CPU what tensors took beyond what there was before a micro-batch, by a profiler that "
+            "slows it down."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -212,7 +223,11 @@ def main(
         _evaluate(trainer, _checkpoint(training_args.resume_from_checkpoint))
         _end(trainer)
         return
-    if script_args.log_file:
+    if script_args.log_update_memory:
+        from ..update_memory import UpdateMemoryCallback
+
+        trainer.add_callback(UpdateMemoryCallback(trainer))
+    if script_args.log_file:  # the last: others add to the entries
         trainer.add_callback(LogFileCallback(script_args.log_file))
     accuracy = _measure_along_the_way(trainer, script_args, load_split)
     trainer.train(resume_from_checkpoint=_checkpoint(training_args.resume_from_checkpoint))

@@ -1,0 +1,1 @@
+"""`trl-pods plan`: what a few measured steps say about other n and m."""

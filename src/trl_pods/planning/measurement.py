@@ -1,0 +1,86 @@
+"""
+What a measured process left. Its file is written whole or not at all. Imports no torch.
+
+A JSON object:
+
+- `format`: `"trl_pods.measurement/1"`
+- `purpose`: `"fit"`, `"check"` or `"memory"`; `n`, `m`: which pair
+- `settings`: the recipe as it was run
+- `started`, `wall_seconds`, `versions`, `hardware`: as in the file of a run of `trl-pods compare`
+- `error`: how the process ended, if it failed; nothing of what follows is there then
+- `rounds_per_step`: rounds of generation for each step of the optimizer
+- `rollouts`: of a round, on all processes
+- `rounds`: by phase (`generate`, `reward`, `select`, `score`, `update`) the seconds of each round after the warm-up;
+  `length`: mean number of tokens of a completion; `memory`: GiB, where the memory of the update was measured
+- `functions`: names of the reward functions
+- `rewards`: for each prompt of each round, `[round, place in it, check sum of the prompt]` and how many rollouts got
+  which rewards, `[[[reward of each function], number], ...]`; `null` is no score
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..comparison.run_file import write_json
+
+
+FORMAT = "trl_pods.measurement/1"
+PHASES = ("generate", "reward", "select", "score", "update")
+
+
+@dataclass
+class Measurement:
+    """The fields are those of the file, see this module."""
+
+    purpose: str
+    n: int
+    m: int
+    settings: dict[str, Any]
+    started: str = ""
+    wall_seconds: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    rounds_per_step: float = 1.0
+    rollouts: int = 0
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+    functions: list[str] = field(default_factory=list)
+    rewards: list[list] = field(default_factory=list)
+
+    def seconds(self, phase: str) -> float:
+        """Seconds of a step in a phase, by the median over rounds."""
+        values = self.rounds.get(phase)
+        return self.rounds_per_step * median(values) if values else 0.0
+
+    def step_seconds(self) -> float:
+        """Seconds of a step in all phases."""
+        return sum(map(self.seconds, PHASES))
+
+    def seconds_per_token(self) -> float:
+        """Seconds of generation for each token, by the median over rounds."""
+        rounds = zip(self.rounds["generate"], self.rounds["length"], strict=True)
+        return median(seconds / (length * self.rollouts) for seconds, length in rounds if length)
+
+
+def write_measurement(measurement: Measurement, path: Path) -> None:
+    """Write a measurement to its file; what is there is replaced."""
+    write_json({"format": FORMAT, **asdict(measurement)}, path)
+
+
+def read_measurement(path: Path) -> Measurement:
+    """
+    Read a measurement from its file.
+
+    Raises:
+        ValueError: If it is not such a file, or of another format.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        file_format = content.pop("format", None)
+        if file_format != FORMAT:
+            raise ValueError(f"{path} is of the format {file_format!r}; this trl_pods reads {FORMAT!r}.")
+        return Measurement(**content)
+    except (json.JSONDecodeError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not the file of a measurement: {error}.") from error
