@@ -585,7 +585,7 @@ def test_the_training_script_leaves_options_of_the_launch_in_the_recipe_alone(wr
 def test_help_and_version_do_without_torch():
     code = (
         "import sys; from trl_pods.cli import main\n"
-        "for args in (['--help'], ['--version'], ['compare', '--help'], ['report', '--help']):\n"
+        "for args in (['--help'], ['--version'], ['compare', '--help'], ['plan', '--help'], ['report', '--help']):\n"
         "    try: main(args)\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "assert main([]) == 0\n"
@@ -593,7 +593,7 @@ def test_help_and_version_do_without_torch():
     )
     environment = os.environ | {"PYTHONPATH": str(Path(trl_pods.__file__).parents[1])}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    for command in ("trl-pods", "trl-pods compare", "trl-pods report"):
+    for command in ("trl-pods", "trl-pods compare", "trl-pods plan", "trl-pods report"):
         assert f"usage: {command} [-h]" in result.stdout
     assert trl_pods.__version__ in result.stdout
 

@@ -86,7 +86,6 @@ def _show(found: Any, folder: Path, prog: str) -> int:
 def _parse(args: list[str], prog: str) -> tuple[argparse.Namespace, Settings]:
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage="%(prog)s --config RECIPE --output_dir FOLDER [options] [--setting value ...]",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

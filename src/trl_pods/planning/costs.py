@@ -2,9 +2,9 @@
 Seconds of a step as a function of n and m, from what was measured at a few of them.
 
 Reward, selection, scoring and update work through their rows in equal portions, so that a line `a + b x` fits them,
-with neither a start nor a cost of a row below 0. Generation does not: as long as a batch is small, more rows are almost
-free, and when the device is full they come in waves. So between two measured n its seconds are interpolated, and beyond
-the last they go on as between the last two.
+with neither a start nor a cost of a row below 0. Generation does not: as long as a batch is small, more rows are
+almost free, and when the device is full they come in waves. So between two measured n its seconds are interpolated,
+and beyond the last they go on as between the last two.
 """
 
 from collections.abc import Mapping, Sequence

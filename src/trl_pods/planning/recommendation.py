@@ -16,8 +16,8 @@ from .signal import Pools
 
 _AS_GOOD = 0.95  # of the best: what is within the error of a few measured steps
 _PAPER = (
-    "The paper (arXiv 2504.13818) found n near 64 and n / m of 2 to 4 to work best, and ever larger n to cost more than "
-    "it brings."
+    "The paper (arXiv 2504.13818) found n near 64 and n / m of 2 to 4 to work best, and ever larger n to cost more "
+    "than it brings."
 )
 
 
@@ -114,12 +114,16 @@ def reason(chosen: Option | None, twice: Option | None) -> str:
             "No recommendation: in every prompt all rollouts got the same reward, so that no choice of n and m gives "
             "GRPO anything to learn from. Use easier or harder prompts, another reward, or another policy."
         )
-    more_variance, more_seconds = twice.variance / chosen.variance - 1, twice.step_seconds / chosen.step_seconds - 1
-    return (
-        f"Recommended: num_rollouts={chosen.n}, num_generations={chosen.m} (n / m = {chosen.n / chosen.m:g}). Its steps "
-        f"train on {chosen.m} rollouts of a prompt with variance {chosen.variance:.3g} ({chosen.plain_variance:.3g} "
-        f"without selection) in {chosen.step_seconds:.3g} s; of the pairs within 5 % of the largest sum of squared "
-        f"reward deviations in a second it has the smallest n. Twice the n would change the variance by "
-        f"{100 * more_variance:+.0f} % and the seconds by {100 * more_seconds:+.0f} %. {_PAPER} The rule is a heuristic "
-        f"of ours: it knows costs and rewards of the policy as it is now, and not what is learned from them."
+    more_variance = 100 * (twice.variance / chosen.variance - 1)
+    more_seconds = 100 * (twice.step_seconds / chosen.step_seconds - 1)
+    sentences = (
+        f"Recommended: num_rollouts={chosen.n}, num_generations={chosen.m} (n / m = {chosen.n / chosen.m:g}).",
+        f"Its steps train on {chosen.m} rollouts of a prompt with variance {chosen.variance:.3g} (without selection "
+        f"{chosen.plain_variance:.3g}) in {chosen.step_seconds:.3g} s; of the pairs within 5 % of the largest sum of "
+        "squared reward deviations in a second it has the smallest n.",
+        f"Twice the n would change the variance by {more_variance:+.0f} % and the seconds by {more_seconds:+.0f} %.",
+        _PAPER,
+        "The rule is a heuristic of ours: it knows costs and rewards of the policy as it is now, and not what is "
+        "learned from them.",
     )
+    return " ".join(sentences)
