@@ -173,17 +173,15 @@ def test_a_line_goes_through_points_on_it_and_weighs_errors_by_their_size():
     assert fit_line([1, 1000], [0.0011, 0.9]).per_row == pytest.approx(0.0009, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "line"),
-    [([0.1, 0.2], (0.0, 0.0117)), ([0.3, 0.2], (0.24, 0.0)), ([0.0, 0.0], (0.0, 0.0))],
-)
-def test_no_coefficient_of_a_line_is_negative(seconds, line):
-    fitted = fit_line([8, 20], [seconds[0], seconds[1] * (2 if line[0] == 0 else 1)])
-    if line[0] == 0 and seconds[0]:
-        assert (fitted.start, fitted.per_row > 0) == (0.0, True)
-    else:
-        assert fitted.per_row == 0.0
-        assert min(seconds) <= fitted.start <= max(seconds)
+def test_no_coefficient_of_a_line_is_negative():
+    through_zero = fit_line([8, 20], [0.1, 0.4])  # else it would start at -0.1
+    assert through_zero.start == 0.0
+    assert 0.1 / 8 < through_zero.per_row < 0.4 / 20
+    falling = fit_line([8, 20], [0.3, 0.2])
+    assert falling.per_row == 0.0
+    assert 0.2 < falling.start < 0.3
+    assert fit_line([8, 20], [0.0, 0.0]) == Line(0.0, 0.0)
+    assert fit_line([8], [0.5]) == Line(0.5, 0.0)
 
 
 def test_generation_is_interpolated_between_measured_sizes_and_goes_on_beyond_them():
