@@ -21,15 +21,13 @@ def peaks(tmp_path, rows, **settings):
     trainer.add_callback(UpdateMemoryCallback(trainer))
     trainer.train()
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry[UPDATE_MEMORY] for entry in history] == [entry.get(UPDATE_MEMORY, 0) for entry in history]
     return [1024 * entry[UPDATE_MEMORY] for entry in history]
 
 
 def test_on_a_cpu_it_is_what_tensors_take_and_grows_with_the_rows_of_a_micro_batch(tmp_path):
     by_rows = {rows: peaks(tmp_path, rows)[-1] for rows in (4, 8, 16)}
-    # Logits of a row are 128 words x 9 positions in float32: 4.5 KiB, of which the loss makes some copies.
-    assert by_rows[4] < by_rows[8] < by_rows[16] < 10
-    assert by_rows[16] - by_rows[8] == pytest.approx(2 * (by_rows[8] - by_rows[4]), rel=0.25)
+    assert 0 < by_rows[4] < by_rows[8] < by_rows[16] < 20
+    assert by_rows[16] - by_rows[8] == pytest.approx(2 * (by_rows[8] - by_rows[4]), rel=0.25)  # activations
 
 
 def test_generation_and_evaluation_are_not_in_it(tmp_path):

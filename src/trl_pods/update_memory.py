@@ -1,5 +1,6 @@
 """The peak of memory of the update, on request."""
 
+import os
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class UpdateMemoryCallback(TrainerCallback):
 
 
 def _meter(device: torch.device) -> "_AllocatorMeter | _ProfilerMeter":
-    backend = getattr(torch, device.type)
+    backend = getattr(torch, device.type, None)
     if hasattr(backend, "max_memory_allocated"):
         return _AllocatorMeter(backend)
     if device.type == "cpu":
@@ -85,11 +86,12 @@ class _ProfilerMeter:
 
     def __init__(self) -> None:
         self._profile: Any = None
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes a line for each start and stop
 
     def start(self) -> None:
         if self._profile is None:
             activities = [torch.profiler.ProfilerActivity.CPU]
-            self._profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
+            self._profile = torch.profiler.profile(activities=activities, profile_memory=True)
             self._profile.start()
 
     def stop(self) -> int:

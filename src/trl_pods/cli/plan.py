@@ -76,7 +76,7 @@ def _show(found: Any, folder: Path, prog: str) -> int:
     except ImportError as error:  # the table is worth having without
         missing = error
     (folder / "plan.md").write_text(plan_text(found, plots), encoding="utf-8")
-    print(f"{grid_table(found)}\n\n{check_text(found)}\n\n{reason(found.chosen, found.twice)}\n")
+    print(f"{grid_table(found)}\n\n{check_text(found)}\n\n{reason(found.chosen, found.twice, found.options)}\n")
     print(f"Plan: {folder / 'plan.md'}")
     if missing is not None:
         print(f"{prog}: no plots. {missing}", file=sys.stderr)

@@ -61,7 +61,7 @@ class Measurement:
     def seconds_per_token(self) -> float:
         """Seconds of generation for each token, by the median over rounds."""
         rounds = zip(self.rounds["generate"], self.rounds["length"], strict=True)
-        return median(seconds / (length * self.rollouts) for seconds, length in rounds if length)
+        return median(seconds / (length * self.rollouts) for seconds, length in rounds)
 
 
 def write_measurement(measurement: Measurement, path: Path) -> None:

@@ -52,7 +52,7 @@ def _pairs(plan: Plan, folder: Path) -> str:
     panels: list[tuple[Any, str, Callable[[Option], float]]] = [
         (left, "seconds of a step", lambda option: option.step_seconds),
         (middle, "variance of kept rewards", lambda option: option.variance),
-        (right, "squares a second, of the best", lambda option: option.squares_per_second / best),
+        (right, "squares a second (best: 1)", lambda option: option.squares_per_second / best),
     ]
     for m, color in _colored(sorted({option.m for option in plan.options})):
         of_m = [option for option in plan.options if option.m == m]
@@ -86,7 +86,7 @@ def _seconds(plan: Plan, folder: Path) -> str:
         sizes = sorted({getattr(option, letter) for option in plan.options})
         line = np.linspace(sizes[0], sizes[-1], 200)
         for phase, curve in plan.costs.curves.items():
-            if (phase in OF_ROLLOUTS) != (letter == "n"):
+            if (phase in OF_ROLLOUTS) != (letter == "n") or not any(found.seconds(phase) for found in plan.timed):
                 continue
             color = _PHASE_COLORS[phase]
             axes.plot(line, [curve(size) for size in line], color=color, label=phase)
@@ -123,11 +123,12 @@ def _motivation(plan: Plan, folder: Path) -> str:
         {f.rollouts: f.seconds_per_token() for f in [*plan.memory, *plan.timed] if f.error is None}.items()
     )
     sizes, seconds = zip(*batches, strict=True)
-    left.plot(sizes, [1000 * value for value in seconds], marker="o", color=_PHASE_COLORS["generate"], markersize=5)
-    left.set_yscale("log")
-    left.set_ylabel("milliseconds a token")
+    unit, factor = ("milliseconds", 1e3) if seconds[0] > 1e-3 else ("microseconds", 1e6)
+    left.plot(sizes, [factor * value for value in seconds], marker="o", color=_PHASE_COLORS["generate"], markersize=5)
+    left.set_ylim(bottom=0)
+    left.set_ylabel(f"{unit} a token")
     _size_axis(left, "rollouts generated at once", sizes)
-    title(left, "Generation", f"{max(seconds) / min(seconds):.3g} times cheaper a token in large batches")
+    title(left, "Generation", f"up to {seconds[0] / min(seconds):.3g} times cheaper than in the smallest batch")
     if right is not None:
         _memory(right, plan, sized)
     return save(figure, folder, "motivation")
@@ -141,6 +142,7 @@ def _memory(axes: "Axes", plan: Plan, sized: list[Any]) -> None:
         axes.plot(size, axes.get_ylim()[1], "x", color="black", markersize=9, clip_on=False)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(f"GiB, {memory_kind(plan)}")
+    axes.set_xticks([found.settings["per_device_train_batch_size"] for found in plan.memory])
     axes.set_xlabel("rollouts trained on at once, on a device")
     title(axes, "Update", "peak of memory" + ("; x: failed" if failed else ""))
 

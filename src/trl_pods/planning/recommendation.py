@@ -99,7 +99,7 @@ def recommend(found: Sequence[Option]) -> Option | None:
     )
 
 
-def reason(chosen: Option | None, twice: Option | None) -> str:
+def reason(chosen: Option | None, twice: Option | None, found: Sequence[Option]) -> str:
     """
     The recommendation in words.
 
@@ -108,6 +108,8 @@ def reason(chosen: Option | None, twice: Option | None) -> str:
             The pair.
         twice ([`Option`], *optional*):
             The same m with twice the n.
+        found (`Sequence[Option]`):
+            The pairs that it was chosen from.
     """
     if chosen is None or twice is None:
         return (
@@ -116,12 +118,18 @@ def reason(chosen: Option | None, twice: Option | None) -> str:
         )
     more_variance = 100 * (twice.variance / chosen.variance - 1)
     more_seconds = 100 * (twice.step_seconds / chosen.step_seconds - 1)
+    sizes = (
+        (chosen.n, "num_rollouts", max(o.n for o in found)),
+        (chosen.m, "num_generations", max(o.m for o in found)),
+    )
+    at_the_edge = " and ".join(f"{name}={size}" for size, name, most in sizes if size == most)
     sentences = (
         f"Recommended: num_rollouts={chosen.n}, num_generations={chosen.m} (n / m = {chosen.n / chosen.m:g}).",
         f"Its steps train on {chosen.m} rollouts of a prompt with variance {chosen.variance:.3g} (without selection "
         f"{chosen.plain_variance:.3g}) in {chosen.step_seconds:.3g} s; of the pairs within 5 % of the largest sum of "
         "squared reward deviations in a second it has the smallest n.",
         f"Twice the n would change the variance by {more_variance:+.0f} % and the seconds by {more_seconds:+.0f} %.",
+        *([f"{at_the_edge} is the most in the grid: more may be better still."] if at_the_edge else []),
         _PAPER,
         "The rule is a heuristic of ours: it knows costs and rewards of the policy as it is now, and not what is "
         "learned from them.",

@@ -33,7 +33,7 @@ def plan_text(plan: Plan, plots: Sequence[str] = ()) -> str:
     """
     parts = [
         "# Plan",
-        reason(plan.chosen, plan.twice),
+        reason(plan.chosen, plan.twice, plan.options),
         *(_picture(name) for name in plots),
         "## Pairs",
         grid_table(plan),
