@@ -64,7 +64,8 @@ def measured(recipe):
     Rounds of 4 prompts, two steps each: prompt 0 is never solved, the others by one in 2, 3 and 4 rollouts. The first
     round is slow; the others take 1 s + 0.1 s n to generate, 0.02 s n for rewards and 0.5 s m to update.
     """
-    import pandas as pd
+    import pyarrow
+    import pyarrow.parquet as parquet  # in a fraction of the time of pandas
 
     n, m, rows = (recipe[name] for name in ("num_rollouts", "num_generations", "per_device_train_batch_size"))
     trainer = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "num_iterations": 1}
@@ -87,7 +88,7 @@ def measured(recipe):
             for prompt in range(4)
             for i in range(n)
         ]
-        pd.DataFrame(table).to_parquet(tables / f"completions_{step:05d}.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(table), tables / f"completions_{step:05d}.parquet")
     lines.append({"step": recipe["max_steps"], "train_loss": 0.0})
     Path(recipe["log_file"]).write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -58,6 +58,12 @@ class Measurement:
         """Seconds of a step in all phases."""
         return sum(map(self.seconds, PHASES))
 
+    def step_range(self) -> tuple[float, float]:
+        """Seconds of the fastest and of the slowest round, for a step."""
+        of_rounds = zip(*(self.rounds[phase] for phase in PHASES if phase in self.rounds), strict=True)
+        seconds = [self.rounds_per_step * sum(phases) for phases in of_rounds]
+        return min(seconds), max(seconds)
+
     def seconds_per_token(self) -> float:
         """Seconds of generation for each token, by the median over rounds."""
         rounds = zip(self.rounds["generate"], self.rounds["length"], strict=True)

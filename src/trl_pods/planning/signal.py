@@ -102,10 +102,6 @@ class Pools:
         """Share of rollouts of each prompt that the first reward function gives 1 or more, (P,)."""
         return torch.stack([(rewards[:, 0] >= _RIGHT).double().mean() for rewards in self.rewards])
 
-    def have_signal(self) -> bool:
-        """Whether the rewards of any prompt differ."""
-        return any(float(totals.nan_to_num().std(correction=0)) > 1e-12 for totals in self.totals())
-
     def kept_variance(self, num_rollouts: int, num_kept: int) -> float:
         """
         Expected variance of the rewards of the kept: the mean over prompts, and over draws from the pool of each with

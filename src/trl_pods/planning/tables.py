@@ -82,11 +82,12 @@ def check_text(plan: Plan) -> str:
             f"{check.measured.m}",
             _short(check.predicted),
             _short(check.measured.step_seconds()),
+            " to ".join(map(_short, check.measured.step_range())),
             f"{100 * check.error:+.1f} %",
         ]
         for check in plan.checks
     ]
-    return table(["n", "m", "predicted s a step", "measured", "error"], rows)
+    return table(["n", "m", "predicted s a step", "measured", "fastest to slowest round", "error"], rows)
 
 
 def _measured_table(plan: Plan) -> str:
