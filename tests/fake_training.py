@@ -111,6 +111,7 @@ def plan(folder, model):
     measuring._POLL_SECONDS = 0.05
     training_process._COMMAND = [sys.executable, __file__]
     plan._check = lambda *_: None
+    Path(folder).mkdir()
     recipe = Path(folder) / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(PLANNED | {"model_name_or_path": model}))
     sys.exit(plan.plan(["--config", str(recipe), "--output_dir", folder, *PLAN], "plan"))
