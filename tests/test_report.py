@@ -187,6 +187,27 @@ def test_the_command_writes_a_table_and_plots(folder, capsys):
     assert "| arm | 0.5 | 0.99 |" in (report / "report.md").read_text()
 
 
+def test_arms_are_compared_after_equally_many_steps_too():
+    short = make_run("short", 1, [0.1, 0.2, 0.3])  # 10 steps; the others made 20
+    summary = summarize([*all_runs(), short], "grpo")
+    assert summary.numbers_of_steps() == [5, 10, 20]
+    assert summary.arms[0].accuracy_after(5).tolist() == [[0.2], [0.2]]
+    assert summary.arms[0].accuracy_after(8) == pytest.approx(np.array([[0.26], [0.38]]))  # 3/5 between 5 and 10 steps
+    text = report_text(summary)
+    assert "| arm | 5 steps | 10 steps | 20 steps |" in text
+    assert "| grpo | 20.0 % +- 0.0 | 40.0 % +- 19.6 | 60.0 % +- 19.6 |" in text  # 1.96 x 0.1
+    assert "| short | 20.0 % | 30.0 % |  |" in text
+
+
+def test_speed_ups_that_are_never_reached_are_crosses(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, folder, name: figures.append(figure))
+    plots._speed_up(summarize(all_runs(), "grpo", shares=(0.99, 1)), tmp_path)
+    axes = figures[0].axes[0]
+    points = [(line.get_marker(), line.get_ydata()[0]) for line in axes.lines if len(line.get_ydata()) == 1]
+    assert points == [("o", 2.0), ("o", 2.0), ("x", 0), ("x", 0)]  # of pods, of slow
+
+
 def test_arms_of_one_colour_have_different_lines():
     summary = summarize([make_run(f"arm{number}", 1, GRPO[0]) for number in range(12)], "arm0")
     looks = list(zip((color for _, color in plots._colored(summary)), plots._line_styles(summary), strict=True))

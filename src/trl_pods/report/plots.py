@@ -83,6 +83,7 @@ def _mark_times(axes: "Axes", summary: Summary, target: float) -> None:
                 markeredgecolor="white",
                 markersize=7,
                 zorder=4,
+                clip_on=False,
             )
 
 
@@ -100,20 +101,12 @@ def _speed_up(summary: Summary, folder: Path) -> str | None:
     shift = 0.7 / len(others)
     for number, (arm, color) in enumerate(others):
         where = places + (number - (len(others) - 1) / 2) * shift
-        label: str | None = arm.name
+        axes.plot([], [], "o", color=color, markersize=7, label=arm.name)
         for x, (found, interval) in zip(where, arm.speed_ups.values(), strict=True):
             if interval.high is not None:
                 axes.plot([x, x], [interval.low or 0, interval.high], color=color, linewidth=2, alpha=0.45)
-            axes.plot(
-                x,
-                found.ratio or 0,
-                "x" if found.ratio is None else "o",
-                color=color,
-                markersize=7,
-                label=label,
-                clip_on=False,
-            )
-            label = None
+            marker = "x" if found.ratio is None else "o"
+            axes.plot(x, found.ratio or 0, marker, color=color, markersize=7, clip_on=False)
     axes.set_xticks(places, [f"{share:g}" for share in shares])
     axes.set_ylim(bottom=0)
     axes.grid(axis="x", visible=False)
@@ -125,9 +118,6 @@ def _speed_up(summary: Summary, folder: Path) -> str | None:
     if any(found.ratio is None for arm, _ in others for found, _ in arm.speed_ups.values()):
         subtitle += "; x: never reached"
     title(axes, f"Speed-up, {_num_runs(summary)}", subtitle)
-    handles, labels = axes.get_legend_handles_labels()
-    for handle in handles:
-        handle.set_marker("o")
     _legend(axes, len(others))
     return save(figure, folder, "speed_up")
 

@@ -52,6 +52,12 @@ class ArmSummary:
         """Seconds of a step, for each run."""
         return [run.accuracy["seconds"][-1] / run.accuracy["step"][-1] for run in self.runs]
 
+    def accuracy_after(self, num_steps: int) -> np.ndarray | None:
+        """Accuracy of the runs after so many steps, (R, 1), between two measurements interpolated; `None` beyond."""
+        if min(run.accuracy["step"][-1] for run in self.runs) < num_steps:
+            return None
+        return np.array([[np.interp(num_steps, r.accuracy["step"], r.accuracy["sampled"])] for r in self.runs])
+
     def phase_seconds(self) -> dict[str, float]:
         """Seconds of a step by phase, the mean over runs; empty if the runs did not log them."""
         if not all("time/generate" in run.log for run in self.runs):
@@ -91,6 +97,13 @@ class Summary:
     baseline: str
     grid: np.ndarray
     arms: list[ArmSummary]
+
+    def numbers_of_steps(self) -> list[int]:
+        """Round numbers of steps to compare arms at: the first was made by all runs, the last by the fastest one."""
+        made = [run.accuracy["step"][-1] for arm in self.arms for run in arm.runs]
+        least, most = min(made), max(made)
+        numbers = [digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5)]
+        return [number for number in numbers if least < 2.5 * number and number <= most]
 
 
 def read_summary(folder: Path, baseline: str | None = None, shares: Sequence[float] = SHARES) -> Summary:

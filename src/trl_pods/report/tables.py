@@ -8,6 +8,9 @@ from .units import TimeUnit, unit_for
 
 
 _NONE = ""
+_EQUAL_STEPS_NOTE = """\
+What a step teaches, whatever it costs: where rollouts cost less than here, compared with the update, the comparison by
+time moves towards this one. Empty where not all runs of an arm made so many steps."""
 
 
 def report_text(summary: Summary, plots: Sequence[str] = ()) -> str:
@@ -30,6 +33,9 @@ def report_text(summary: Summary, plots: Sequence[str] = ()) -> str:
         _definition(summary),
         "## Speed-up at other shares of the baseline's best accuracy",
         _shares_table(summary),
+        "## Accuracy after equally many steps",
+        _equal_steps_table(summary),
+        _EQUAL_STEPS_NOTE,
         "## Seconds of a step",
         _steps_table(summary),
         *(f"![{name.removesuffix('.png').replace('_', ' ')}]({name})" for name in plots),
@@ -109,6 +115,20 @@ def _shares_table(summary: Summary) -> str:
         ["arm", *(f"{share:g}" for share in shares)],
         [[arm.name, *(speed_up_text(*arm.speed_ups[share]) for share in shares)] for arm in others],
     )
+
+
+def _equal_steps_table(summary: Summary) -> str:
+    numbers = summary.numbers_of_steps()
+    rows = [[arm.name, *(_after(arm, number) for number in numbers)] for arm in summary.arms]
+    return table(["arm", *(f"{number} steps" for number in numbers)], rows)
+
+
+def _after(arm: ArmSummary, num_steps: int) -> str:
+    accuracy_R1 = arm.accuracy_after(num_steps)
+    if accuracy_R1 is None:
+        return _NONE
+    mean, half = band(accuracy_R1)
+    return _percent(mean[0], half[0])
 
 
 def _steps_table(summary: Summary) -> str:
