@@ -47,7 +47,8 @@ def measure(planned: Sequence[Planned], folder: Path, warmup: int) -> list[Measu
         `list[Measurement]`: in the order of the plan.
 
     Raises:
-        MeasuringError: If a process fails whose seconds are needed. (One that measures memory may run out of it.)
+        MeasuringError: If a process fails whose seconds are needed. One that measures memory may run out of it; that
+            is a result, and stands until its file is deleted.
         ValueError: If a file in the folder is of other settings, or trl-pods is running there already.
         KeyboardInterrupt: If it is interrupted, by SIGTERM too, after the process under way has ended.
     """
