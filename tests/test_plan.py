@@ -306,17 +306,18 @@ def option(n, m, seconds, variance):
 
 
 def test_of_pairs_that_are_nearly_as_good_the_smallest_n_and_then_the_smallest_m_is_taken():
-    # 8 x 0.25 / 2 = 1, 4 x 0.24 / 1 = 0.96, 8 x 0.24 / 2 = 0.96, 16 x 0.18 / 3 = 0.96, 4 x 0.2 / 1 = 0.8
-    found = [option(64, 8, 2, 0.25), option(32, 8, 2, 0.24), option(32, 4, 1, 0.24), option(32, 16, 3, 0.18)]
-    chosen = recommend([*found, option(16, 4, 1, 0.2)])
+    # Roots of m x variance by seconds: 2 / 2 = 1, 1.92 / 2 = 0.96, 0.96 / 1 = 0.96, 2.88 / 3 = 0.96, 0.8 / 1 = 0.8
+    found = [option(64, 8, 2, 0.5), option(32, 8, 2, 0.4608), option(32, 4, 1, 0.2304), option(32, 16, 3, 0.5184)]
+    assert [each.signal_per_second for each in found] == pytest.approx([1, 0.96, 0.96, 0.96])
+    chosen = recommend([*found, option(16, 4, 1, 0.16)])
     assert (chosen.n, chosen.m) == (32, 4)
-    text = reason(chosen, option(64, 4, 1.5, 0.252), found)
+    text = reason(chosen, option(64, 4, 1.5, 0.24192), found)
     assert "num_rollouts=32, num_generations=4 (n / m = 8)" in text
     assert "variance by +5 % and the seconds by +50 %" in text
     assert "n near 64 and n / m of 2 to 4" in text
     assert "heuristic" in text
     assert "the most in the grid" not in text
-    edge = reason(found[0], option(128, 8, 4, 0.25), found)
+    edge = reason(found[0], option(128, 8, 4, 0.5), found)
     assert "num_rollouts=64 is the most in the grid: more may be better still." in edge
 
 

@@ -48,11 +48,11 @@ def draw_plots(plan: Plan, folder: Path) -> list[str]:
 
 def _pairs(plan: Plan, folder: Path) -> str:
     figure, (left, middle, right) = figure_with_axes(height=3.9, ncols=3)
-    best = max(option.squares_per_second for option in plan.options) or 1.0
+    best = max(option.signal_per_second for option in plan.options) or 1.0
     panels: list[tuple[Any, str, Callable[[Option], float]]] = [
         (left, "seconds of a step", lambda option: option.step_seconds),
         (middle, "variance of kept rewards", lambda option: option.variance),
-        (right, "squares a second (best: 1)", lambda option: option.squares_per_second / best),
+        (right, "signal a second (best: 1)", lambda option: option.signal_per_second / best),
     ]
     for m, color in _colored(sorted({option.m for option in plan.options})):
         of_m = [option for option in plan.options if option.m == m]

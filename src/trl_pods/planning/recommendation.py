@@ -1,10 +1,15 @@
 """
-Which pair to take: the one whose steps train on the largest sum of squared deviations of rewards in a second.
+Which pair to take: the one whose steps have the most signal for their seconds.
 
-That is a heuristic. A step moves the policy by the kept rollouts in proportion to their advantages, and rollouts whose
-rewards are equal push nothing; how much is learned from it is another matter, of which it knows nothing.
+Signal is the root of the sum of squared deviations of the kept rewards of a prompt, `(m x variance) ** 0.5`. Rollouts
+push in proportion to how far their rewards deviate: what they push together grows with the sum of the squares, and the
+noise in it with the root of that. So the root is what the signal-to-noise ratio of the gradient is proportional to,
+and as long as that is small, it is how far a step of Adam, which divides by the size of the gradient, gets.
+
+That is a heuristic. It knows nothing of learning itself, nor of the rollouts of other prompts.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,9 +56,9 @@ class Option:
         return sum(self.seconds.values())
 
     @property
-    def squares_per_second(self) -> float:
-        """Sum of squared deviations of the kept rewards of a prompt, for each second of a step."""
-        return self.m * self.variance / self.step_seconds
+    def signal_per_second(self) -> float:
+        """Root of the sum of squared deviations of the kept rewards of a prompt, for each second of a step."""
+        return math.sqrt(self.m * self.variance) / self.step_seconds
 
 
 def options(grid: Grid, costs: Costs, pools: Pools) -> list[Option]:
@@ -81,20 +86,20 @@ def recommend(found: Sequence[Option]) -> Option | None:
     Example:
 
     ```python
-    >>> pairs = [(16, 8, 2.0, 0.2), (32, 8, 2.5, 0.24), (64, 8, 4.0, 0.25)]
+    >>> pairs = [(16, 8, 2.0, 0.2), (32, 8, 2.1, 0.24), (64, 8, 4.0, 0.25)]
     >>> found = [Option(n, m, {"generate": seconds}, variance, 0.1) for n, m, seconds, variance in pairs]
-    >>> [round(option.squares_per_second, 3) for option in found]
-    [0.8, 0.768, 0.5]
+    >>> [round(option.signal_per_second, 3) for option in found]
+    [0.632, 0.66, 0.354]
     >>> recommend(found).n
     16
 
     ```
     """
-    best = max(option.squares_per_second for option in found)
+    best = max(option.signal_per_second for option in found)
     if best <= 0:
         return None
     return min(
-        (option for option in found if option.squares_per_second >= _AS_GOOD * best),
+        (option for option in found if option.signal_per_second >= _AS_GOOD * best),
         key=lambda option: (option.n, option.m),
     )
 
@@ -126,8 +131,8 @@ def reason(chosen: Option | None, twice: Option | None, found: Sequence[Option])
     sentences = (
         f"Recommended: num_rollouts={chosen.n}, num_generations={chosen.m} (n / m = {chosen.n / chosen.m:g}).",
         f"Its steps train on {chosen.m} rollouts of a prompt with variance {chosen.variance:.3g} (without selection "
-        f"{chosen.plain_variance:.3g}) in {chosen.step_seconds:.3g} s; of the pairs within 5 % of the largest sum of "
-        "squared reward deviations in a second it has the smallest n.",
+        f"{chosen.plain_variance:.3g}) in {chosen.step_seconds:.3g} s; of the pairs within 5 % of the most signal in "
+        "a second, the root of m x variance, it has the smallest n.",
         f"Twice the n would change the variance by {more_variance:+.0f} % and the seconds by {more_seconds:+.0f} %.",
         *([f"{at_the_edge} is the most in the grid: more may be better still."] if at_the_edge else []),
         _PAPER,

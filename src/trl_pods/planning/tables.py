@@ -15,7 +15,8 @@ _GRID_NOTE = """\
 Seconds are those of a step in generation, rewards, selection, scoring and update; loading of data, logging, evaluation
 and saving are not in them. The variance is the expected one of the kept rewards of a prompt: rewards are drawn from
 those that were measured of it, and the recipe's own rule selects; a reward that was never seen is never drawn, so that
-a larger n may find more than this says. `squares a second`: m x variance / seconds, relative to the best pair."""
+a larger n may find more than this says. `signal a second` is the root of m x variance, by the seconds, relative to the
+best pair."""
 
 
 def plan_text(plan: Plan, plots: Sequence[str] = ()) -> str:
@@ -54,7 +55,7 @@ def plan_text(plan: Plan, plots: Sequence[str] = ()) -> str:
 
 def grid_table(plan: Plan) -> str:
     """Seconds, variance and their quotient of all pairs, the recommended one in bold."""
-    best = max(option.squares_per_second for option in plan.options)
+    best = max(option.signal_per_second for option in plan.options)
     rows = []
     for option in plan.options:
         of_m = option.seconds["score"] + option.seconds["update"]
@@ -67,11 +68,11 @@ def grid_table(plan: Plan) -> str:
             _short(of_m),
             f"{option.variance:.4f}",
             f"{option.plain_variance:.4f}",
-            f"{option.squares_per_second / best:.2f}" if best else "",
+            f"{option.signal_per_second / best:.2f}" if best else "",
         ]
         rows.append([f"**{cell}**" if option is plan.chosen else cell for cell in cells])
     header = ["n", "m", "n / m", "s a step", "of these by n", "by m", "kept variance", "without selection"]
-    return table([*header, "squares a second"], rows)
+    return table([*header, "signal a second"], rows)
 
 
 def check_text(plan: Plan) -> str:
