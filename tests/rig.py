@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
+from trl_pods.padding import PaddingCutter
 
 
 VOCABULARY = 128
@@ -161,6 +162,19 @@ class ForwardCounter:
 
     def widths(self) -> set[int]:
         return {width for _, _, width in self.calls}
+
+
+class Narrow:
+    """Makes micro-batches as narrow as those of PODS, for a comparison to the last bit: sums round alike then."""
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        cutter = PaddingCutter(self.model, self._tokenizer.pad_token_id, self.args.pad_to_multiple_of)
+        return cutter.cut(inputs) if self.model.training else inputs
+
+
+class NarrowGRPOTrainer(Narrow, GRPOTrainer):
+    pass
 
 
 class LogRecorder(TrainerCallback):

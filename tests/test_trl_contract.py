@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
+from trl_pods.padding import WIDE_FIELDS
 from trl_pods.pods_grpo_trainer import _MOST_SEQUENCES, _PER_ROW_ATTRIBUTES, SUPPORTED_TRL
 
 
@@ -63,6 +64,7 @@ def test_the_methods_that_are_overridden_take_these_arguments():
         "completions",
         "completion_ids_list",
     ]
+    assert positional(GRPOTrainer._prepare_inputs) == ["self", "generation_batch"]
     assert positional(GRPOTrainer._log_completion_extra) == ["self", "column", "values"]
     assert positional(GRPOTrainer.training_step)[:3] == ["self", "model", "inputs"]
 
@@ -101,6 +103,18 @@ def test_nothing_by_row_outlives_generation_but_what_is_known():
     assert attributes == _PER_ROW_ATTRIBUTES
     used = {n.attr for s in after for n in nodes(s, ast.Attribute)}
     assert attributes & used <= {"_batch_environments"}  # the one that shrinks
+
+
+def test_of_every_field_of_a_round_it_is_known_how_wide_it_is():
+    method = syntax_of(GRPOTrainer._generate_and_score_completions)
+    values = {n.targets[0].id: n.value for n in method.body if isinstance(n, ast.Assign) and is_name(n.targets[0])}
+    fields = {key.value for key in values["output"].keys}
+    fields |= {n.slice.value for n in nodes(method, ast.Subscript) if is_name(n.value, "output") and is_set(n)}
+    assert fields - {"num_items_in_batch", "num_images", "num_tiles"} == WIDE_FIELDS
+
+
+def is_name(node, name=None):
+    return isinstance(node, ast.Name) and name in (None, node.id)
 
 
 def nodes(tree, kind):

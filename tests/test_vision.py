@@ -12,6 +12,7 @@ from rig import (
     LOGGED,
     Group,
     LogRecorder,
+    Narrow,
     assert_trained_alike,
     kept_rows,
     make_config,
@@ -70,7 +71,7 @@ class ReplayPODS(PODSMixin, Replay):
     pass
 
 
-class Shadow(Replay):
+class Shadow(Narrow, Replay):
     """Plain GRPO on the kept rollouts."""
 
     only = KEPT
@@ -117,8 +118,7 @@ def train(folder, family, trainer_class, pictures, config_class=GRPOConfig, data
             learning_rate=1e-2,
             max_steps=2,
             max_completion_length=8,
-            **TABLE,
-            **settings,
+            **(TABLE | settings),
         ),
         train_dataset=dataset or make_dataset(pictures),
         processing_class=processor,
@@ -211,6 +211,17 @@ class LookingPODS(PODSMixin, Looking):
     ids=["one that looked", "another", "none that looked"],
 )
 def test_pictures_that_tools_return_follow_their_rollouts(tmp_path, rewards, kept):
+    pods = train_to_look(tmp_path / "pods", LookingPODS, PODSGRPOConfig, rewards, num_rollouts=4, **LOGGED)
+    shadow = train_to_look(tmp_path / "shadow", type("Shadow", (Looking,), {"only": kept}), GRPOConfig, rewards)
+    assert_trained_alike(pods, shadow)
+    assert kept_rows(pods) == kept
+    assert step_logs(pods)[0]["tools/call_frequency"] == 0.5
+    # What is logged of every rollout is its own.
+    logged = [[image.size for image in images or []] for images in pods._logs["images"]]
+    assert logged == [[], [(8, 8)], [], [(24, 8)]]
+
+
+def train_to_look(folder, trainer_class, config_class, rewards, **settings):
     def reward(completions, **kwargs):
         by_text = {Looking._first_turn(rollout): reward for rollout, reward in enumerate(rewards)}
         texts = []
@@ -219,42 +230,32 @@ def test_pictures_that_tools_return_follow_their_rollouts(tmp_path, rewards, kep
             texts.append(Looking._first_turn(calls[0]["function"]["arguments"]["size"]) if calls else _text(first))
         return [by_text[text] for text in texts]
 
-    def run(folder, trainer_class, config_class, **settings):
-        marks = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
-        tokenizer = make_byte_tokenizer(*marks)
-        tokenizer.image_token, tokenizer.image_token_id = marks[0], tokenizer.convert_tokens_to_ids(marks[0])
-        model, processor = qwen2_vl(tokenizer, chat_template("qwen3_vl"))
-        recorder = LogRecorder()
-        trainer = trainer_class(
-            model=model,
-            reward_funcs=[reward],
-            args=make_config(
-                folder,
-                config_class,
-                num_generations=2,
-                per_device_train_batch_size=2,
-                max_completion_length=256,
-                learning_rate=1e-2,
-                max_steps=2,
-                **settings,
-            ),
-            train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "What do you see?"}]]}),
-            processing_class=processor,
-            tools=[screen],
-            callbacks=[recorder],
-        )
-        trainer.recorder = recorder
-        trainer.train()
-        return trainer
-
-    pods = run(tmp_path / "pods", LookingPODS, PODSGRPOConfig, num_rollouts=4, **LOGGED)
-    shadow = run(tmp_path / "shadow", type("Shadow", (Looking,), {"only": kept}), GRPOConfig)
-    assert_trained_alike(pods, shadow)
-    assert kept_rows(pods) == kept
-    assert step_logs(pods)[0]["tools/call_frequency"] == 0.5
-    # What is logged of every rollout is its own.
-    logged = [[image.size for image in images or []] for images in pods._logs["images"]]
-    assert logged == [[], [(8, 8)], [], [(24, 8)]]
+    marks = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
+    tokenizer = make_byte_tokenizer(*marks)
+    tokenizer.image_token, tokenizer.image_token_id = marks[0], tokenizer.convert_tokens_to_ids(marks[0])
+    model, processor = qwen2_vl(tokenizer, chat_template("qwen3_vl"))
+    recorder = LogRecorder()
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=[reward],
+        args=make_config(
+            folder,
+            config_class,
+            num_generations=2,
+            per_device_train_batch_size=2,
+            max_completion_length=256,
+            learning_rate=1e-2,
+            max_steps=2,
+            **settings,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "What do you see?"}]]}),
+        processing_class=processor,
+        tools=[screen],
+        callbacks=[recorder],
+    )
+    trainer.recorder = recorder
+    trainer.train()
+    return trainer
 
 
 def _text(message):

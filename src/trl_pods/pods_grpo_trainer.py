@@ -12,8 +12,9 @@ PODS inside TRL's GRPOTrainer: all that touches TRL's private methods, but for i
       |    _calculate_rewards              the kept rewards once more
       |    TRL: advantages, importance-sampling ratios
       |  statistics over all n into TRL's metrics and completions table
+      |  _prepare_inputs                   padding cut off each micro-batch
       v
-    micro-batches, loss, optimizer         TRL, untouched
+    loss, optimizer                        TRL, untouched
 
 With n = m and in evaluation everything is TRL's; in training the clock runs along.
 """
@@ -48,6 +49,7 @@ from .checkpoints import (
 )
 from .chunks import ChunkedRewardModel, chunks, chunks_of_fields
 from .merged_weights import base_weights_untouched
+from .padding import PER_IMAGE, PaddingCutter
 from .process_failures import ProcessFailures
 from .reward_deadline import RewardDeadline
 from .reward_statistics import advantages_over_all, total_rewards
@@ -70,16 +72,6 @@ _EXTRA_FIELDS = 5  # position of the dictionary of `rollout_func`'s further fiel
 
 # Lists with one entry per row that TRL sets on the trainer before it generates. It goes on using the first alone.
 _PER_ROW_ATTRIBUTES = {"_batch_environments", "environments", "_sync_tool_dicts", "_async_tool_dicts"}
-
-# What TRL returns of a round with one entry per image, tile or patch; everything else has one entry per row.
-_PER_IMAGE = {
-    "image_grid_thw",
-    "image_position_ids",
-    "image_sizes",
-    "pixel_attention_mask",
-    "pixel_values",
-    "spatial_shapes",
-}
 
 # A standard deviation that is zero but for rounding, as TRL judges it for `frac_reward_zero_std`.
 _NO_SPREAD = 1e-8
@@ -179,6 +171,7 @@ Y. K. Li and Y. Wu and Daya Guo},
             self._work_in_chunks(self._chunk_size)
         if self._downsamples:
             _ = self._selector, self._selection_columns  # now: not after a round of generation, if they are wrong
+        if self._downsamples and self.log_completions:  # else it would hold the kept rows of earlier rounds
             self._round_logs.make_room()
 
     @property
@@ -229,6 +222,10 @@ Y. K. Li and Y. Wu and Daya Guo},
     @cached_property
     def _round_logs(self) -> RoundLogs:
         return RoundLogs(self)
+
+    @cached_property
+    def _padding(self) -> PaddingCutter:
+        return PaddingCutter(self.model, self._tokenizer.pad_token_id, self.args.pad_to_multiple_of)
 
     @cached_property
     def _failures(self) -> ProcessFailures:
@@ -541,6 +538,14 @@ Y. K. Li and Y. Wu and Daya Guo},
             dealt_columns[name] = list(values) if has_values else column
         return dealt_columns
 
+    # Micro-batches
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        downsamples = self.model.training and self.num_rollouts != self.args.num_generations
+        inputs = super()._prepare_inputs(generation_batch)
+        # Each time anew: the buffer of TRL, which is read in every iteration over a round, stays as it is.
+        return self._padding.cut(inputs) if downsamples else inputs
+
     # Checkpoints
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -730,7 +735,7 @@ def _check_one_entry_per_row(columns: dict[str, Any], num_rows: int) -> None:
 def _check_output(output: dict[str, Any], num_kept: int) -> None:
     for name, value in output.items():
         is_by_row = isinstance(value, list | tuple) or (isinstance(value, torch.Tensor) and value.ndim > 0)
-        if is_by_row and name not in _PER_IMAGE and len(value) != num_kept:
+        if is_by_row and name not in PER_IMAGE and len(value) != num_kept:
             raise RuntimeError(
                 f"`{name}` has {len(value)} entries for {num_kept} kept rollouts: this release of TRL, or a subclass, "
                 "computes something by row that trl_pods does not know, and going on would misalign it."

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +84,22 @@ def _make_trainer(
         "num_generations": num_generations,
         "per_device_train_batch_size": batch_size,
         "gradient_accumulation_steps": num_generations // batch_size,
-        "max_completion_length": args.completion_tokens,
-        "generation_kwargs": {"suppress_tokens": [tokenizer.eos_token_id]},
         "max_steps": args.warmup + args.steps,
         "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
+        **settings_for_equal_work(tokenizer, args.completion_tokens),
     }
     plain = num_rollouts is None  # with TRL's config the trainer is GRPOTrainer with a clock
     prompts = [(f"{10 + i}+" * args.prompt_tokens)[: args.prompt_tokens] for i in range(args.warmup + args.steps)]
     trainer = PODSGRPOTrainer(
         model=_make_model(args, tokenizer),
-        reward_funcs=_make_reward(args.completion_tokens, steps),
+        reward_funcs=make_reward(args.completion_tokens, steps),
         args=GRPOConfig(**settings) if plain else PODSGRPOConfig(**settings, num_rollouts=num_rollouts),
         train_dataset=Dataset.from_dict({"prompt": prompts}),  # the tokenizer takes a character as a token
         processing_class=tokenizer,
     )
-    _watch(trainer, args, steps)
+    if args.device == "cuda":
+        trainer.add_callback(_forget_peak_of_warm_up(args.warmup))
+    watch(trainer, steps)
     return trainer
 
 
@@ -115,7 +113,20 @@ def _make_model(args: argparse.Namespace, tokenizer: Any) -> Any:
     return Qwen2ForCausalLM(config).to(torch.bfloat16)
 
 
-def _make_reward(completion_tokens: int, steps: list[dict]) -> Any:
+def settings_for_equal_work(tokenizer: Any, completion_tokens: int) -> dict[str, Any]:
+    """Settings with which all completions have the same length, and steps write nothing to a disk."""
+    return {
+        "max_completion_length": completion_tokens,
+        "generation_kwargs": {"suppress_tokens": [tokenizer.eos_token_id]},
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def make_reward(completion_tokens: int, steps: list[dict]) -> Any:
+    """A reward function that counts in the last of `steps` what was `generated`."""
+
     def share_of_even_tokens(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
         if {len(ids) for ids in completion_ids} != {completion_tokens}:
             raise RuntimeError(f"Completions have other lengths than {completion_tokens}, so that work is unequal.")
@@ -125,31 +136,42 @@ def _make_reward(completion_tokens: int, steps: list[dict]) -> Any:
     return share_of_even_tokens
 
 
-def _watch(trainer: Any, args: argparse.Namespace, steps: list[dict]) -> None:
-    """Time steps, and count rows that go through the model with a gradient."""
+def watch(trainer: Any, steps: list[dict], clock: Callable[[], float] = time.perf_counter) -> None:
+    """Add to `steps` each step of the trainer: its seconds, and the rows `trained` on, with a gradient."""
     import torch
     from transformers import TrainerCallback
 
+    synchronize = getattr(torch, trainer.args.device.type).synchronize
+
     def now() -> float:
-        if args.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        synchronize()
+        return clock()
 
     def count(module: Any, inputs: Any, keywords: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
             steps[-1]["trained"] += len(keywords["input_ids"])
 
     class Watch(TrainerCallback):
-        def on_step_begin(self, _: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == args.warmup and args.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             steps.append({"generated": 0, "trained": 0, "step": -now()})
 
-        def on_step_end(self, _: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             steps[-1]["step"] += now()
 
     trainer.model.register_forward_pre_hook(count, with_kwargs=True)
     trainer.add_callback(Watch())
+
+
+def _forget_peak_of_warm_up(warmup: int) -> Any:
+    import torch
+    from transformers import TrainerCallback
+
+    class ForgetPeak(TrainerCallback):
+        def on_step_begin(self, _: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == warmup:
+                torch.cuda.reset_peak_memory_stats()
+
+    return ForgetPeak()
 
 
 def _peak_memory(device: str) -> int:
