@@ -169,7 +169,8 @@ class Narrow:
 
     def _prepare_inputs(self, generation_batch):
         inputs = super()._prepare_inputs(generation_batch)
-        cutter = PaddingCutter(self.model, self._tokenizer.pad_token_id, self.args.pad_to_multiple_of)
+        multiple_of = self.args.pad_to_multiple_of
+        cutter = PaddingCutter(self.model, self._tokenizer.pad_token_id, multiple_of, full_precision=True)
         return cutter.cut(inputs) if self.model.training else inputs
 
 

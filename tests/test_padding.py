@@ -13,7 +13,6 @@ from trl_pods.padding import PaddingCutter
 
 
 LLAMA = SimpleNamespace(config=LlamaConfig())
-A_LOG_PROB = {"old_per_token_logps": torch.zeros(2, 6)}
 
 
 def make_batch(prompts=(1, 3), completions=(4, 2), prompt_width=4, completion_width=6, **fields):
@@ -31,8 +30,8 @@ def make_batch(prompts=(1, 3), completions=(4, 2), prompt_width=4, completion_wi
     } | fields
 
 
-def widths(batch, model=LLAMA, multiple_of=None):
-    cut = PaddingCutter(model, pad_token_id=0, multiple_of=multiple_of).cut(batch)
+def widths(batch, model=LLAMA, **settings):
+    cut = PaddingCutter(model, pad_token_id=0, **settings).cut(batch)
     return cut["prompt_ids"].shape[1], cut["completion_ids"].shape[1]
 
 
@@ -52,7 +51,7 @@ def test_every_field_is_cut_to_the_longest_row():
         num_images=[1, 0],
     )
     before = dict(batch)
-    cut = PaddingCutter(LLAMA, pad_token_id=0).cut(batch)
+    cut = PaddingCutter(LLAMA, pad_token_id=0, full_precision=True).cut(batch)
     assert cut["completion_ids"].tolist() == [[15, 16, 17, 18], [15, 16, 0, 0]]
     assert cut["completion_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     for name in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"):
@@ -66,12 +65,19 @@ def test_every_field_is_cut_to_the_longest_row():
     assert all(batch[name] is value for name, value in before.items())
 
 
-def test_prompts_are_cut_where_no_log_probs_were_computed_before():
+def test_prompts_are_cut_on_the_left_but_not_where_pictures_stand_in_them():
     cut = PaddingCutter(LLAMA, pad_token_id=0).cut(make_batch())
     assert cut["prompt_ids"].tolist() == [[0, 0, 8], [6, 7, 8]]
     assert cut["prompt_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
-    assert widths(make_batch(**A_LOG_PROB)) == (4, 4)
     assert widths(make_batch(pixel_values=torch.zeros(2, 3))) == (4, 4)
+
+
+@pytest.mark.parametrize("name", ["old_per_token_logps", "ref_per_token_logps"])
+def test_in_half_precision_nothing_is_cut_beside_log_probs_of_the_whole_width(name):
+    batch = make_batch(**{name: torch.zeros(2, 6)})
+    assert widths(batch) == (4, 6)
+    assert widths(batch, full_precision=True) == (3, 4)
+    assert widths(make_batch(sampling_per_token_logps=torch.zeros(2, 6))) == (3, 4)  # an engine pads nothing
 
 
 @pytest.mark.parametrize(
@@ -153,8 +159,12 @@ def test_each_micro_batch_is_as_wide_as_its_own_rows_in_every_iteration(tmp_path
     assert [sorted(seen[i : i + 4]) for i in range(0, len(seen), 4)] == [sorted(kept)] * num_iterations
 
 
-@pytest.mark.parametrize(("beta", "prompt_width"), [(0.0, [3, 5]), (0.1, [5, 5])])
-def test_prompts_of_other_lengths_do_not_widen_a_micro_batch(tmp_path, beta, prompt_width):
+@pytest.mark.parametrize(
+    ("settings", "prompts"),
+    [({}, [3, 5]), ({"beta": 0.1}, [3, 5]), ({"bf16": True}, [3, 5]), ({"beta": 0.1, "bf16": True}, [5, 5])],
+    ids=str,
+)
+def test_prompts_of_other_lengths_do_not_widen_a_micro_batch(tmp_path, settings, prompts):
     make_model().save_pretrained(tmp_path / "reference")
     model = make_model()
     model.config._name_or_path = str(tmp_path / "reference")
@@ -168,13 +178,13 @@ def test_prompts_of_other_lengths_do_not_widen_a_micro_batch(tmp_path, beta, pro
         num_generations=2,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=4,
-        beta=beta,
+        **settings,
         trainer_kwargs={"train_dataset": dataset},
     )
     counter = ForwardCounter(trainer.model)
     trainer.train()
     seen = sorted(width for grad, _, width in counter.calls if grad)
-    assert seen == sorted(2 + width for width in prompt_width * 2)
+    assert seen == sorted(2 + width for width in prompts * 2)
 
 
 def test_without_down_sampling_every_micro_batch_keeps_the_width_of_the_round(tmp_path):

@@ -52,10 +52,10 @@ class PaddingCutter:
     """
     Cuts columns of padding off micro-batches, where that changes a loss by no more than rounding.
 
-    Completions are cut on the right. Prompts are cut on the left only for models whose rotary embeddings see relative
-    positions alone, since that moves all tokens, and only if no old or reference log-probs come with the batch, which
-    were computed before the cut: in bfloat16 rotary embeddings round differently at other positions. Batches of models
-    whose embeddings depend on the width, and batches with wide fields that are not known, are left as they are.
+    Completions are cut on the right, and prompts on the left if rotary embeddings see relative positions alone, since
+    that moves all tokens. Left as they are: batches of models whose embeddings depend on the width, batches with wide
+    fields that are not known, and in half precision batches with old or reference log-probs. These were computed at
+    the former width, and in bfloat16 another one moves log-probs by hundredths: ratios would no longer be 1.
 
     Args:
         model (`torch.nn.Module`):
@@ -64,6 +64,8 @@ class PaddingCutter:
             The token that fills rows up.
         multiple_of (`int`, *optional*):
             Prompts and completions stay multiples of so many columns wide, as `pad_to_multiple_of` makes them.
+        full_precision (`bool`, *optional*, defaults to `False`):
+            Whether the policy computes in float32.
 
     Example:
 
@@ -86,12 +88,15 @@ class PaddingCutter:
     ```
     """
 
-    def __init__(self, model: Any, pad_token_id: int, multiple_of: int | None = None) -> None:
+    def __init__(
+        self, model: Any, pad_token_id: int, multiple_of: int | None = None, full_precision: bool = False
+    ) -> None:
         rotary = set(_rotary_types(model.config))
         self._cuts_prompts = bool(rotary) and rotary <= _RELATIVE and not _has_virtual_tokens(model)
         self._cuts = not rotary & _BY_WIDTH
         self._pad_token_id = pad_token_id
         self._multiple_of = multiple_of or 1
+        self._full_precision = full_precision
 
     def cut(self, batch: dict[str, Any]) -> dict[str, Any]:
         """
@@ -101,7 +106,7 @@ class PaddingCutter:
             batch (`dict[str, Any]`):
                 A micro-batch as `GRPOTrainer._prepare_inputs` returns it. It is not changed.
         """
-        if not self._cuts or not _is_known(batch):
+        if not (self._cuts and _is_known(batch) and (self._full_precision or not _has(batch, _PADDED_LOG_PROBS))):
             return batch
         left, right = self._excess_of_prompts(batch), self._excess_of_completions(batch)
         if not left and not right:
@@ -118,8 +123,7 @@ class PaddingCutter:
         return cut
 
     def _excess_of_prompts(self, batch: dict[str, Any]) -> int:
-        bound = _PADDED_LOG_PROBS | _SEQUENCES | PER_IMAGE
-        if not self._cuts_prompts or any(batch.get(name) is not None for name in bound):
+        if not self._cuts_prompts or _has(batch, _SEQUENCES | PER_IMAGE):
             return 0
         width = batch["prompt_ids"].shape[1]
         needed = batch["prompt_mask"].any(dim=0).flip(0)
@@ -147,6 +151,10 @@ def _last(columns: torch.Tensor) -> int:
 
 def _width(value: Any) -> int | None:
     return value.shape[1] if isinstance(value, torch.Tensor) and value.ndim == 2 else None
+
+
+def _has(batch: dict[str, Any], names: frozenset[str]) -> bool:
+    return any(batch.get(name) is not None for name in names)
 
 
 def _is_known(batch: dict[str, Any]) -> bool:

@@ -225,7 +225,10 @@ Y. K. Li and Y. Wu and Daya Guo},
 
     @cached_property
     def _padding(self) -> PaddingCutter:
-        return PaddingCutter(self.model, self._tokenizer.pad_token_id, self.args.pad_to_multiple_of)
+        full_precision = self.model.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
+        return PaddingCutter(
+            self.model, self._tokenizer.pad_token_id, self.args.pad_to_multiple_of, full_precision=full_precision
+        )
 
     @cached_property
     def _failures(self) -> ProcessFailures:

@@ -21,7 +21,7 @@ MODELS = [
     pytest.param("the embedded policy", 24, id="embedded"),
     pytest.param(
         "SmolLM2-135M",
-        32,
+        16,
         id="smollm2",
         marks=pytest.mark.skipif(SMOLLM2 not in os.environ, reason=f"{SMOLLM2} names no folder of SmolLM2-135M"),
     ),
