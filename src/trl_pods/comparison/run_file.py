@@ -23,8 +23,10 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+
+_Content = TypeVar("_Content")
 
 FORMAT = "trl_pods.run/1"
 FINISHED, FAILED = "finished", "failed"
@@ -110,14 +112,34 @@ def read_run(path: Path) -> Run:
 
     ```
     """
+    return read_as(Run, path, FORMAT, "a run")
+
+
+def read_as(kind: type[_Content], path: Path, file_format: str, what: str) -> _Content:
+    """
+    The content of a JSON file whose fields are those of a dataclass, and its format.
+
+    Args:
+        kind (`type`):
+            The dataclass.
+        path (`Path`):
+            The file.
+        file_format (`str`):
+            The format that is read.
+        what (`str`):
+            What it is the file of, for messages.
+
+    Raises:
+        ValueError: If it is not such a file, or of another format.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        file_format = content.pop("format", None)
-        if file_format != FORMAT:
-            raise ValueError(f"{path} is of the format {file_format!r}; this trl_pods reads {FORMAT!r}.")
-        return Run(**content)
+        found = content.pop("format", None)
+        if found != file_format:
+            raise ValueError(f"{path} is of the format {found!r}; this trl_pods reads {file_format!r}.")
+        return kind(**content)
     except (json.JSONDecodeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not the file of a run: {error}.") from error
+        raise ValueError(f"{path} is not the file of {what}: {error}.") from error
 
 
 def read_runs(folder: Path) -> list[Run]:

@@ -17,13 +17,12 @@ A JSON object:
   which rewards, `[[[reward of each function], number], ...]`; `null` is no score
 """
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..comparison.run_file import write_json
+from ..comparison.run_file import read_as, write_json
 
 
 FORMAT = "trl_pods.measurement/1"
@@ -82,11 +81,4 @@ def read_measurement(path: Path) -> Measurement:
     Raises:
         ValueError: If it is not such a file, or of another format.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        file_format = content.pop("format", None)
-        if file_format != FORMAT:
-            raise ValueError(f"{path} is of the format {file_format!r}; this trl_pods reads {FORMAT!r}.")
-        return Measurement(**content)
-    except (json.JSONDecodeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not the file of a measurement: {error}.") from error
+    return read_as(Measurement, path, FORMAT, "a measurement")

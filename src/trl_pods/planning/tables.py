@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..report.tables import table
+from ..report.tables import listing, picture, table
 from .costs import OF_ROLLOUTS, Line
 from .measurement import PHASES
 from .recommendation import reason
@@ -35,7 +35,7 @@ def plan_text(plan: Plan, plots: Sequence[str] = ()) -> str:
     parts = [
         "# Plan",
         reason(plan.chosen, plan.twice, plan.options),
-        *(_picture(name) for name in plots),
+        *map(picture, plots),
         "## Pairs",
         grid_table(plan),
         _GRID_NOTE,
@@ -159,18 +159,10 @@ def _made_with(plan: Plan) -> str:
             if len(kinds) > 1
             else []
         ),
-        f"- Hardware: {', '.join(f'{name} {_plain(value)}' for name, value in first.hardware.items())}",
-        f"- Versions: {', '.join(f'{name} {value}' for name, value in first.versions.items())}",
+        f"- Hardware: {listing(first.hardware)}",
+        f"- Versions: {listing(first.versions)}",
     ]
     return "\n".join(lines)
-
-
-def _picture(name: str) -> str:
-    return f"![{name.removesuffix('.png').replace('_', ' ')}]({name})"
-
-
-def _plain(value: object) -> str:
-    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
 def _short(seconds: float) -> str:

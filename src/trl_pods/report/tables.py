@@ -1,6 +1,6 @@
 """The tables of a report, as Markdown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .statistics import PAPER_SHARE, Interval, SpeedUp, band
 from .summary import OTHER, PHASES, ArmSummary, Summary, best
@@ -38,7 +38,7 @@ def report_text(summary: Summary, plots: Sequence[str] = ()) -> str:
         _EQUAL_STEPS_NOTE,
         "## Seconds of a step",
         _steps_table(summary),
-        *(f"![{name.removesuffix('.png').replace('_', ' ')}]({name})" for name in plots),
+        *map(picture, plots),
         "## Made with",
         _made_with(summary),
     ]
@@ -156,9 +156,7 @@ def _made_with(summary: Summary) -> str:
         distinct = [kind for i, kind in enumerate(kinds) if kind and kind not in kinds[:i]]
         if len(distinct) > 1:
             lines.append(f"- {title}: the runs differ ({len(distinct)} kinds), and their times do not compare.")
-        lines += [
-            f"- {title}: " + ", ".join(f"{name} {_plain(value)}" for name, value in kind.items()) for kind in distinct
-        ]
+        lines += [f"- {title}: {listing(kind)}" for kind in distinct]
     lines += [f"- {arm.name}: {_settings(arm)}" for arm in summary.arms if arm.runs[0].settings]
     return "\n".join(lines)
 
@@ -177,6 +175,26 @@ def _settings(arm: ArmSummary) -> str:
     settings = arm.runs[0].settings
     seeds = ", ".join(str(run.seed) for run in arm.runs)
     return ", ".join([*(f"{name} {settings[name]}" for name in names if name in settings), f"seeds {seeds}"])
+
+
+def picture(name: str) -> str:
+    """A plot file beside the text."""
+    return f"![{name.removesuffix('.png').replace('_', ' ')}]({name})"
+
+
+def listing(values: Mapping[str, object]) -> str:
+    """
+    Names and values in a line.
+
+    Example:
+
+    ```python
+    >>> listing({"threads": 2, "accelerators": []})
+    'threads 2, accelerators none'
+
+    ```
+    """
+    return ", ".join(f"{name} {_plain(value)}" for name, value in values.items())
 
 
 def _plain(value: object) -> str:
