@@ -47,6 +47,8 @@ def numbers_in_memory() -> Iterator[list]:
             yield thing
         elif issubclass(type(thing), torch.Tensor) and thing.layout is torch.strided:
             storage = thing.untyped_storage()
+            if storage.device.type == "meta":  # no memory behind it, like the fake tensors that torch.compile leaves
+                continue
             if storage.data_ptr() not in seen and 0 < storage.nbytes() < 10_000:
                 seen.add(storage.data_ptr())
                 yield torch.tensor([], dtype=thing.dtype).set_(storage).tolist()
