@@ -22,7 +22,7 @@ from trl_pods.comparison import training_process
 from trl_pods.comparison.arms import train_on
 from trl_pods.planning import measuring
 from trl_pods.planning.costs import Line, Polyline, fit_costs, fit_line
-from trl_pods.planning.measurement import Measurement, read_measurement
+from trl_pods.planning.measurement import Measurement, join_passes, read_measurement
 from trl_pods.planning.pairs import CHECK, FIT, Grid, make_grid, plan_processes
 from trl_pods.planning.recommendation import Option, reason, recommend
 from trl_pods.planning.signal import Pools, Rule, pool
@@ -127,6 +127,19 @@ def test_a_round_of_several_steps_is_measured_to_its_end():
     assert plan_processes(several, make_grid(several), [], 2, 6)[0].settings["max_steps"] == 8
 
 
+def test_in_several_passes_the_pairs_take_turns_and_memory_is_measured_once():
+    grid = make_grid(PLANNED)
+    once, thrice = plan_processes(PLANNED, grid, [8], 1, 3), plan_processes(PLANNED, grid, [8], 1, 3, passes=3)
+    names = [process.name for process in once[:-1]]
+    assert [process.name for process in thrice] == [
+        *names,
+        *(f"{name}-pass2" for name in names),
+        *(f"{name}-pass3" for name in names),
+        "rows8",
+    ]
+    assert [process.settings for process in thrice[:-1]] == 3 * [process.settings for process in once[:-1]]
+
+
 NEEDED = ["--config", "RECIPE", "--output_dir", "out"]
 
 
@@ -137,6 +150,7 @@ NEEDED = ["--config", "RECIPE", "--output_dir", "out"]
         (["--config", "missing", "--output_dir", "out"], "There is no recipe 'missing'"),
         (["--config", "RECIPE"], "--output_dir is missing"),
         ([*NEEDED, "stray"], "Unexpected argument 'stray'"),
+        ([*NEEDED, "--passes", "0"], "passes=0 is too few. Use for instance --passes 3"),
         ([*NEEDED, "--steps", "0"], "steps=0 is too few. Use for instance --steps 3"),
         ([*NEEDED, "--num_generations", "four"], "num_generations='four' is no number of rollouts"),
         ([*NEEDED, "--num_rollouts_grid", "1", "8"], "num_rollouts_grid=[1, 8] must be numbers from 2 on"),
@@ -213,6 +227,21 @@ def test_seconds_of_a_pair_are_the_sum_of_what_depends_on_n_and_on_m_for_all_rou
     costs = fit_costs(measurements)
     assert costs.seconds("generate", 32, 2) == pytest.approx(10.0)
     assert costs.step_seconds(32, 8) == pytest.approx(2 * (5 + 0.32 + 2.0))
+
+
+def test_the_rounds_of_all_passes_over_a_pair_are_one_measurement_with_the_rewards_of_the_first():
+    def seconds(measurement, *values):
+        measurement.rounds = {"generate": list(values), "update": [1.0] * len(values)}
+        return measurement
+
+    slow = seconds(make_measurement(8, 2, rewards=[[[1, 0, 7], [[[1.0], 8]]]]), 9.0, 9.0)
+    other = seconds(make_measurement(16, 2, CHECK), 3.0)
+    first, second = join_passes([slow, other, seconds(make_measurement(8, 2, rewards=[]), 2.0, 2.0, 2.5)])
+    assert first.rounds == {"generate": [9.0, 9.0, 2.0, 2.0, 2.5], "update": [1.0] * 5}
+    assert first.step_seconds() == 2 * (2.5 + 1.0)
+    assert first.step_range() == (2 * (2.0 + 1.0), 2 * (9.0 + 1.0))
+    assert first.rewards == slow.rewards
+    assert second == other
 
 
 # Rewards
@@ -394,6 +423,11 @@ def test_what_is_measured_is_not_measured_again_and_other_settings_are_refused(r
     assert "6 of 6 processes are measured already." in capsys.readouterr().out
     assert [path.stat().st_mtime_ns for path in files] == before
     assert (tmp_path / "out" / "plan.md").read_text() == first
+    assert run("learn", "--passes", "2") == 0
+    assert [path.stat().st_mtime_ns for path in files] == before
+    names = {path.stem for path in (tmp_path / "out" / "measurements").iterdir()}
+    assert names - {path.stem for path in files} == {f"{n}-pass2" for n in ("n8-m2", "n16-m4", "n32-m8", "n32-m4")}
+    assert "medians over 6 rounds of each pair" in (tmp_path / "out" / "plan.md").read_text()
     assert run("learn", "--num_rollouts_grid", "8", "16", "32", "64") == 0  # one more pair, perhaps another check
     assert run("learn", "--temperature", "0.5") == 2
     assert "temperature=None, and temperature=0.5 is asked for now" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def plan(args: list[str], prog: str) -> int:
     options, recipe = _parse(args, prog)
     grid = make_grid(recipe, options.num_rollouts_grid, options.num_generations_grid)
     memory_rows = default_memory_rows(recipe) if options.memory_rows is None else options.memory_rows
-    processes = plan_processes(recipe, grid, memory_rows, options.warmup, options.steps)
+    processes = plan_processes(recipe, grid, memory_rows, options.warmup, options.steps, options.passes)
     if options.dry_run:
         print("\n".join(f"{process.name} ({process.purpose})" for process in processes))
         return 0
@@ -101,6 +101,8 @@ def _parse(args: list[str], prog: str) -> tuple[argparse.Namespace, Settings]:
     parser.add_argument("--memory_rows", type=int, nargs="*", metavar="ROWS", help=rows)
     parser.add_argument("--steps", type=int, default=6, help="rounds measured in each process (default: 6)")
     parser.add_argument("--warmup", type=int, default=2, help="rounds before these (default: 2)")
+    passes = "how often every pair has its turn: 3 where the machine has slow phases (default: 1)"
+    parser.add_argument("--passes", type=int, default=1, help=passes)
     parser.add_argument("--dry_run", action="store_true", help="show what would be measured and do nothing")
     try:
         options, rest = parser.parse_known_args(args)
@@ -110,7 +112,7 @@ def _parse(args: list[str], prog: str) -> tuple[argparse.Namespace, Settings]:
         raise ValueError("--config is missing. Name a recipe, its path or that of a shipped one: --config quickstart.")
     if options.output_dir is None and not options.dry_run:
         raise ValueError("--output_dir is missing. Name the folder of the plan, for instance runs/plan.")
-    for name, least in (("steps", 1), ("warmup", 0)):
+    for name, least in (("steps", 1), ("warmup", 0), ("passes", 1)):
         if getattr(options, name) < least:
             raise ValueError(f"{name}={getattr(options, name)} is too few. Use for instance --{name} {least + 2}.")
     return options, {**read_recipe(find_recipe(options.config)), **read_overrides(rest)}

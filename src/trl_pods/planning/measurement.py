@@ -17,7 +17,8 @@ A JSON object:
   which rewards, `[[[reward of each function], number], ...]`; `null` is no score
 """
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -67,6 +68,27 @@ class Measurement:
         """Seconds of generation for each token, by the median over rounds."""
         rounds = zip(self.rounds["generate"], self.rounds["length"], strict=True)
         return median(seconds / (length * self.rollouts) for seconds, length in rounds)
+
+
+def join_passes(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """
+    The passes over a pair as one measurement of it, with the rounds of all. Its rewards are those of the first: with
+    the same prompts, policy and seed the others draw the same again.
+
+    Args:
+        measurements (`Sequence[Measurement]`):
+            In the order of the passes.
+
+    Returns:
+        `list[Measurement]`: one for each pair.
+    """
+    by_pair: dict[tuple[int, int], list[Measurement]] = {}
+    for found in measurements:
+        by_pair.setdefault((found.n, found.m), []).append(found)
+    return [
+        replace(passes[0], rounds={name: sum((one.rounds[name] for one in passes), []) for name in passes[0].rounds})
+        for passes in by_pair.values()
+    ]
 
 
 def write_measurement(measurement: Measurement, path: Path) -> None:

@@ -49,18 +49,33 @@ _LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Planned:
-    """A process to measure: what for (`FIT`, `CHECK` or `MEMORY`), n, m, and all its settings but for the folders."""
+    """
+    A process to measure.
+
+    Args:
+        purpose (`str`):
+            What for: `FIT`, `CHECK` or `MEMORY`.
+        n (`int`):
+            Rollouts of a prompt.
+        m (`int`):
+            Those kept.
+        settings (`dict[str, Any]`):
+            All its settings but for the folders.
+        turn (`int`, *optional*, defaults to 1):
+            In which pass over the pairs.
+    """
 
     purpose: str
     n: int
     m: int
     settings: Settings
+    turn: int = 1
 
     @property
     def name(self) -> str:
         if self.purpose == MEMORY:
             return f"rows{self.settings['per_device_train_batch_size']}"
-        return f"n{self.n}-m{self.m}"
+        return f"n{self.n}-m{self.m}" + (f"-pass{self.turn}" if self.turn > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -181,7 +196,9 @@ def make_grid(
     return Grid(tuple(sorted(set(n_grid))), tuple(sorted(set(m_grid))))
 
 
-def plan_processes(recipe: Settings, grid: Grid, memory_rows: Sequence[int], warmup: int, steps: int) -> list[Planned]:
+def plan_processes(
+    recipe: Settings, grid: Grid, memory_rows: Sequence[int], warmup: int, steps: int, passes: int = 1
+) -> list[Planned]:
     """
     What is to be measured, each in a process of its own.
 
@@ -196,6 +213,9 @@ def plan_processes(recipe: Settings, grid: Grid, memory_rows: Sequence[int], war
             Rounds that are made and not counted.
         steps (`int`):
             Rounds that are counted.
+        passes (`int`, *optional*, defaults to 1):
+            How often every pair has its turn. A slow phase of the machine then meets a part of the rounds of several
+            pairs, not all of those of one.
 
     Raises:
         ValueError: If the recipe does not fit a pair.
@@ -204,7 +224,11 @@ def plan_processes(recipe: Settings, grid: Grid, memory_rows: Sequence[int], war
     base = {name: value for name, value in recipe.items() if name not in _LEFT_OUT} | _OURS
     base |= {"num_generations": m, "max_steps": math.ceil((warmup + steps) * _steps_per_round(recipe))}
     pairs = [(FIT, *pair) for pair in grid.fitted()] + [(CHECK, *grid.check())]
-    planned = [Planned(purpose, n, m, {**train_on(base, m), "num_rollouts": n}) for purpose, n, m in pairs]
+    planned = [
+        Planned(purpose, n, m, {**train_on(base, m), "num_rollouts": n}, turn + 1)
+        for turn in range(passes)
+        for purpose, n, m in pairs
+    ]
     return planned + [_for_memory(base, rows, warmup + steps) for rows in sorted(set(memory_rows))]
 
 

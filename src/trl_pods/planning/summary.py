@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .costs import Costs, fit_costs
-from .measurement import Measurement
+from .measurement import Measurement, join_passes
 from .pairs import CHECK, FIT, MEMORY, Grid
 from .recommendation import Option, expect, options, recommend
 from .signal import Pools, pool
@@ -31,7 +31,7 @@ class Plan:
 
     Args:
         fitted (`list[Measurement]`):
-            What the costs were fitted to.
+            What the costs were fitted to, one for each pair.
         checks (`list[Check]`):
             What they were checked on.
         memory (`list[Measurement]`):
@@ -46,6 +46,8 @@ class Plan:
             The recommended pair.
         twice ([`Option`], *optional*):
             The same m with twice the n.
+        same_hardware (`bool`):
+            Whether all pairs were measured on the same.
     """
 
     fitted: list[Measurement]
@@ -56,6 +58,7 @@ class Plan:
     options: list[Option]
     chosen: Option | None
     twice: Option | None
+    same_hardware: bool
 
     @property
     def timed(self) -> list[Measurement]:
@@ -80,17 +83,21 @@ def summarize(measurements: Sequence[Measurement], recipe: Mapping[str, Any], gr
         grid ([`Grid`]):
             The pairs that are looked at.
     """
-    by_purpose = {kind: [found for found in measurements if found.purpose == kind] for kind in (FIT, CHECK, MEMORY)}
-    costs, pools = fit_costs(by_purpose[FIT]), pool(by_purpose[FIT] + by_purpose[CHECK], recipe)
+    memory = [found for found in measurements if found.purpose == MEMORY]
+    timed = [found for found in measurements if found.purpose != MEMORY]
+    pairs = join_passes(timed)
+    fitted = [found for found in pairs if found.purpose == FIT]
+    costs, pools = fit_costs(fitted), pool(pairs, recipe)
     found = options(grid, costs, pools)
     chosen = recommend(found)
     return Plan(
-        by_purpose[FIT],
-        [Check(checked, costs.step_seconds(checked.n, checked.m)) for checked in by_purpose[CHECK]],
-        by_purpose[MEMORY],
+        fitted,
+        [Check(found, costs.step_seconds(found.n, found.m)) for found in pairs if found.purpose == CHECK],
+        memory,
         costs,
         pools,
         found,
         chosen,
         None if chosen is None else expect(2 * chosen.n, chosen.m, costs, pools),
+        len({str(measurement.hardware) for measurement in timed}) == 1,
     )

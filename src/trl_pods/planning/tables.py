@@ -149,16 +149,11 @@ def _made_with(plan: Plan) -> str:
     names = ("model_name_or_path", "selector", "max_completion_length", "use_vllm", "vllm_mode", "num_processes")
     shown = [f"{name} {first.settings[name]}" for name in names if name in first.settings]
     num_rounds = len(first.rounds["generate"])
-    kinds = {str(found.hardware) for found in plan.timed}
     lines = [
         f"- {plan.num_prompts} prompts a round, medians over {num_rounds} rounds of each pair; learning rate 0, so "
         "that all have the same policy and prompts",
         f"- Settings: {', '.join(shown)}",
-        *(
-            ["- The measurements were made on different hardware: their times do not compare."]
-            if len(kinds) > 1
-            else []
-        ),
+        *([] if plan.same_hardware else ["- They were measured on different hardware: their times do not compare."]),
         f"- Hardware: {listing(first.hardware)}",
         f"- Versions: {listing(first.versions)}",
     ]
