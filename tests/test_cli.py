@@ -302,8 +302,12 @@ def test_the_script_evaluates_the_test_split_and_measures_its_accuracy_along_the
     assert "Completions" not in shown
 
 
-@pytest.mark.parametrize("use_peft", [False, True])
-def test_a_checkpoint_is_evaluated_without_training(policy, write_recipe, tmp_path, monkeypatch, capsys, use_peft):
+@pytest.mark.parametrize(
+    ("use_peft", "evaluation"), [(False, {"eval_strategy": "steps", "eval_steps": 100}), (True, {"eval_minutes": 100})]
+)
+def test_a_checkpoint_is_evaluated_without_training(
+    policy, write_recipe, tmp_path, monkeypatch, capsys, use_peft, evaluation
+):
     (tmp_path / "tiny_task.py").write_text(TASK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -312,8 +316,7 @@ def test_a_checkpoint_is_evaluated_without_training(policy, write_recipe, tmp_pa
         per_device_train_batch_size=2,
         per_device_eval_batch_size=4,
         num_generations_eval=1,
-        eval_strategy="steps",
-        eval_steps=100,
+        **evaluation,
         save_steps=1,
         use_peft=use_peft,
         lora_target_modules=["q_proj", "v_proj"],
@@ -353,7 +356,7 @@ def assert_holds(state, saved):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "eval_strategy='no' beside it. Use eval_strategy='steps'"),
+        ({}, "eval_strategy='no' and eval_minutes=None beside it. Use eval_strategy='steps'"),
         (
             {"eval_strategy": "steps", "resume_from_checkpoint": "run/checkpoint-1"},
             "Name the checkpoint of a whole model",

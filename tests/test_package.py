@@ -75,18 +75,27 @@ def test_a_baseline_differs_from_its_recipe_in_what_defines_the_arm_alone(pods, 
 def test_every_setting_of_the_paper_has_both_arms():
     sizes = {
         f"{pods.parent.name}/{pods.stem}": tuple(
-            yaml.safe_load(pods.read_text())[key] for key in ("num_rollouts", "num_generations")
+            yaml.safe_load(pods.read_text())[key]
+            for key in ("num_rollouts", "num_generations", "max_train_minutes", "eval_minutes")
         )
         for pods, _ in pairs_of_recipes()
     }
     assert sizes == {
-        "gsm8k/qwen2.5-3b-lora-pods": (64, 16),
-        "math/qwen2.5-3b-lora-pods": (32, 8),
-        "gsm8k/llama-3.2-3b-lora-pods": (64, 16),
-        "chemistry/qwen2.5-3b-lora-pods": (64, 16),
-        "gsm8k/qwen2.5-3b-8gpu-pods": (128, 32),
-        "gsm8k/qwen2.5-7b-8gpu-pods": (128, 32),
+        "gsm8k/qwen2.5-3b-lora-pods": (64, 16, 360, 30),
+        "math/qwen2.5-3b-lora-pods": (32, 8, 360, 30),
+        "gsm8k/llama-3.2-3b-lora-pods": (64, 16, 120, 10),
+        "chemistry/qwen2.5-3b-lora-pods": (64, 16, 360, 30),
+        "gsm8k/qwen2.5-3b-8gpu-pods": (128, 32, 40, 2),
+        "gsm8k/qwen2.5-7b-8gpu-pods": (128, 32, 40, 2),
     }
+
+
+def test_lines_of_documents_and_recipes_are_no_longer_than_those_of_code():
+    recipes = [path for path in (ROOT / "recipes").rglob("*") if path.suffix in (".md", ".yaml")]
+    assert len(recipes) > 20
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / ".ci").iterdir(), *recipes):
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            assert len(line) <= 119 or line.startswith("|"), f"{path}:{number}"  # a row of a table is one line
 
 
 def test_the_readme_shows_settings_and_a_rule_that_work(tmp_path):
@@ -96,12 +105,15 @@ def test_the_readme_shows_settings_and_a_rule_that_work(tmp_path):
     scope = {"PODSGRPOConfig": trl_pods.PODSGRPOConfig, "GRPOConfig": GRPOConfig}
     assert eval(theirs.removesuffix(")") + options, scope).num_generations == 16
     assert eval(ours.removesuffix(")") + options, scope).num_rollouts == 64
+    (with_vllm,) = re.findall(r"args=(PODSGRPOConfig\(\n.*?)\n    \),\n", readme, re.DOTALL)
+    assert eval(with_vllm.removesuffix(",") + options, scope).num_rollouts == 64
 
-    (rule,) = re.findall(r"```python\n(def shortest.*?)\n\n\n", readme, re.DOTALL)
-    exec(rule, scope)
-    rewards = torch.tensor([[0.0, torch.nan, 1.0, 0.0]], dtype=torch.float64)
-    lengths = torch.tensor([[5, 1, 4, 3]])
-    assert select(scope["shortest"], rewards, 2, completion_lengths=lengths).tolist() == [[2, 3]]
+    (rule,) = re.findall(r"```python\n(def right_and_short.*?)\n\n\n", readme, re.DOTALL)
+    exec(f"import torch\n{rule}", scope)
+    rewards = torch.tensor([[0.0, torch.nan, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    lengths = torch.tensor([[5, 1, 400, 4, 3]])
+    kept = select(scope["right_and_short"], rewards, 3, completion_lengths=lengths)
+    assert kept.tolist() == [[2, 3, 4]]
 
 
 @pytest.mark.slow

@@ -187,6 +187,18 @@ def test_a_limit_that_is_no_time_is_refused(name, value, tmp_path):
         make_config(tmp_path, **{name: value})
 
 
+@pytest.mark.parametrize("evaluation", [{"eval_minutes": 2.0}, {"eval_on_start": True}])
+def test_evaluation_by_time_needs_whole_groups_as_that_by_steps_does(tmp_path, evaluation):
+    message = (
+        r"The 6 rows of a step of evaluation .* 4 completions .* per_device_eval_batch_size=8 or num_generations_e"
+    )
+    sizes = {"num_generations": 4, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 6}
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, **sizes, **evaluation)
+    make_config(tmp_path, **sizes, **evaluation, num_generations_eval=3)
+    make_config(tmp_path, **sizes)
+
+
 def test_evaluation_needs_data(tmp_path):
     with pytest.raises(ValueError, match="eval_minutes=2.0 is set but there is no eval_dataset"):
         make_trainer(tmp_path, Script([F1]), eval_minutes=2.0, **M4)

@@ -60,8 +60,8 @@ class PODSGRPOConfig(GRPOConfig):
             and a resumed run goes on counting. The steps of the learning-rate schedule stay those of `max_steps` or
             `num_train_epochs`, whichever ends first ends the training. `None` is no limit.
         eval_minutes (`float`, *optional*):
-            Evaluate after the first step past each multiple of so many minutes of training, besides what
-            `eval_strategy` asks for. `None` leaves it to that.
+            Evaluate after the first step past each multiple of so many minutes of training, and at the end if
+            `max_train_minutes` ends it, besides what `eval_strategy` asks for. `None` leaves it to that.
 
     Raises:
         ValueError: If a setting is wrong; the message names the setting, its value and one that works.
@@ -101,8 +101,8 @@ class PODSGRPOConfig(GRPOConfig):
     selection_reward_funcs: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Names of the reward functions that the rule looks at. `None` is all. A group in which they are "
-            "all equal has no signal: its advantages are 0."
+            "help": "Names of the reward functions whose weighted sum the rule looks at. `None` is all. A group in "
+            "which that sum is the same for all rollouts has no signal: its advantages are 0."
         },
     )
     min_reward_std: float = field(
@@ -163,6 +163,7 @@ class PODSGRPOConfig(GRPOConfig):
         self._check_reward_timeout()
         self._check_advantage_statistics()
         check_minutes(self.max_train_minutes, self.eval_minutes)
+        self._check_evaluation_batch()
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, as in [`~transformers.TrainingArguments`]; a callable rule by its name."""
@@ -294,6 +295,21 @@ class PODSGRPOConfig(GRPOConfig):
                 "advantage_statistics='all' is defined for the summed reward alone, not for "
                 "multi_objective_aggregation='normalize_then_sum', which normalises every reward function by itself. "
                 "Use 'sum_then_normalize', or advantage_statistics='kept'."
+            )
+
+    def _check_evaluation_batch(self) -> None:
+        """TRL does so where an `eval_strategy` asks for evaluation."""
+        if self.eval_minutes is None and not self.eval_on_start:
+            return
+        rows = self.per_device_eval_batch_size * self.world_size
+        num_generations = self.num_generations_eval or self.num_generations
+        if rows % num_generations:
+            batch_size = f"per_device_eval_batch_size={self.per_device_eval_batch_size}"
+            raise ValueError(
+                f"The {rows} rows of a step of evaluation ({batch_size} x {self.world_size} processes) are not a "
+                f"multiple of the {num_generations} completions of a prompt (num_generations_eval, by default "
+                "num_generations). Use per_device_eval_batch_size="
+                f"{_next_multiple(self.per_device_eval_batch_size, num_generations)} or num_generations_eval=1."
             )
 
 

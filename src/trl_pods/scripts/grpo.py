@@ -45,7 +45,7 @@ class PODSScriptArguments(GRPOScriptArguments):
             Problems of the test split on which the accuracy is measured before and after training; 0 for none. The
             first reward function judges, and 1 or more counts as right.
         evaluate_only (`bool`, *optional*, defaults to `False`):
-            Evaluate on the test split, by TRL's evaluation as under an `eval_strategy`, and do not train. The policy
+            Evaluate on the test split, by TRL's evaluation as in training, and do not train. The policy
             is `model_name_or_path`; with PEFT, `resume_from_checkpoint` names the checkpoint of an adapter to it.
         accuracy_minutes (`float`, *optional*):
             Measure the accuracy also after every so many minutes of training; the training clock leaves the
@@ -96,7 +96,7 @@ class PODSScriptArguments(GRPOScriptArguments):
     evaluate_only: bool = field(
         default=False,
         metadata={
-            "help": "Evaluate on the test split, by TRL's evaluation as under an `eval_strategy`, and do not train. "
+            "help": "Evaluate on the test split, by TRL's evaluation as in training, and do not train. "
             "The policy is `model_name_or_path`; with PEFT, `resume_from_checkpoint` names an adapter's checkpoint."
         },
     )
@@ -247,16 +247,20 @@ def _build_trainer(
 
     policy = locate_policy(model_args.model_name_or_path)
     training_args.model_init_kwargs = _model_init_kwargs(training_args, model_args)
-    evaluates = training_args.eval_strategy != "no" or training_args.eval_minutes is not None
     return PODSGRPOTrainer(
         model=policy,
         reward_funcs=_rewards(script_args),
         args=training_args,
         train_dataset=load_split(script_args.dataset_train_split),
-        eval_dataset=load_split(script_args.dataset_test_split) if evaluates else None,
+        eval_dataset=load_split(script_args.dataset_test_split) if _evaluates(training_args) else None,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
+
+
+def _evaluates(training_args: PODSGRPOConfig) -> bool:
+    by_time = training_args.eval_minutes is not None
+    return by_time or training_args.eval_on_start or training_args.eval_strategy != "no"
 
 
 def _rewards(script_args: PODSScriptArguments) -> list[Any]:
@@ -283,10 +287,10 @@ def _model_init_kwargs(training_args: PODSGRPOConfig, model_args: ModelConfig) -
 
 
 def _check_evaluation(training_args: PODSGRPOConfig, model_args: ModelConfig) -> None:
-    if training_args.eval_strategy == "no":  # TRL checks the batch of an evaluation only with a strategy
+    if not _evaluates(training_args):  # the batch of an evaluation is checked only with one of them
         raise ValueError(
-            "evaluate_only has eval_strategy='no' beside it. Use eval_strategy='steps', and num_generations_eval and "
-            "per_device_eval_batch_size that fit each other."
+            "evaluate_only has eval_strategy='no' and eval_minutes=None beside it. Use eval_strategy='steps', and "
+            "num_generations_eval and per_device_eval_batch_size that fit each other."
         )
     if training_args.resume_from_checkpoint and not model_args.use_peft:
         raise ValueError(

@@ -20,7 +20,7 @@ def recipes_folder() -> Path:
 
 
 def shipped_recipes() -> list[str]:
-    """Names of the shipped recipes, such as `"quickstart"` or `"gsm8k/pods"`."""
+    """Names of the shipped recipes, such as `"quickstart"` or `"gsm8k/qwen2.5-3b-lora-pods"`."""
     return [name for name in _names(recipes_folder()) if not name.startswith(f"{COMPARISONS}/")]
 
 
