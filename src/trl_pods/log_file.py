@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ class LogFileCallback(TrainerCallback):
 
     Args:
         path (`str` or `Path`):
-            The file. A training from the start begins it anew.
+            The file. A training from the start begins it anew. In that of a resumed one a line that a killed run left
+            unfinished stays: skip what is no JSON.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -31,12 +33,22 @@ class LogFileCallback(TrainerCallback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if state.global_step == 0:
             self.path.write_text("", encoding="utf-8")
+        self._end_torn_line()
         settings = {**args.to_dict(), "world_size": args.world_size}
         self._write({"settings": settings, "versions": versions(), "hardware": hardware()})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self._write({"step": state.global_step, **(logs or {})})
+
+    def _end_torn_line(self) -> None:
+        """What a kill in the middle of a line left stays a line of its own."""
+        with self.path.open("ab+") as file:
+            if file.tell() == 0:
+                return
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
 
     def _write(self, entry: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -46,4 +58,6 @@ class LogFileCallback(TrainerCallback):
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -39,10 +39,11 @@ class TrainingClock(TrainerCallback, ExportableState):
         max_train_minutes (`float`, *optional*):
             Minutes of training after which it stops, with the end of a step; one more step is made where a resumed
             run has had them already. The last step is logged, evaluated if `eval_minutes` is set, and saved if
-            `save_strategy="steps"`. `None` is no limit. A setting of this name in the arguments of the trainer wins.
+            `save_strategy="steps"`. `None` is no limit. A setting of this name in the arguments of the trainer wins
+            unless it is `None`.
         eval_minutes (`float`, *optional*):
             Evaluate after the first step past each multiple of so many minutes of training. `None` leaves it to
-            `eval_strategy`. A setting of this name in the arguments of the trainer wins.
+            `eval_strategy`. A setting of this name in the arguments of the trainer wins unless it is `None`.
 
     Raises:
         ValueError: If a limit is not a positive number.
@@ -63,6 +64,7 @@ class TrainingClock(TrainerCallback, ExportableState):
         check_minutes(max_train_minutes, eval_minutes)
         self.max_train_minutes = max_train_minutes
         self.eval_minutes = eval_minutes
+        self._limits = (max_train_minutes, eval_minutes)  # that hold: those of the trainer's arguments go first
         self.seconds = 0.0  # up to the last mark
         self.seconds_at_last_step = 0.0
         self._step_before = 0.0  # the same of the step before
@@ -98,15 +100,19 @@ class TrainingClock(TrainerCallback, ExportableState):
             self._go_on()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps. While it is being saved, that is the time up to the last mark."""
+        """
+        What a checkpoint keeps. While it is being saved, that is the time up to the last mark. Limits that came from
+        the trainer's arguments are not kept, so that a resumed run goes by those of its own.
+        """
         return {
             "args": {"max_train_minutes": self.max_train_minutes, "eval_minutes": self.eval_minutes},
             "attributes": {"seconds": self.seconds, "seconds_at_last_step": self.seconds_at_last_step},
         }
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.max_train_minutes = getattr(args, "max_train_minutes", self.max_train_minutes)
-        self.eval_minutes = getattr(args, "eval_minutes", self.eval_minutes)
+        of_args = (getattr(args, "max_train_minutes", None), getattr(args, "eval_minutes", None))
+        own = (self.max_train_minutes, self.eval_minutes)
+        self._limits = (of_args[0] or own[0], of_args[1] or own[1])  # they are `None` or positive
         self._restore(state)
         self._training = True
         self._go_on()
@@ -116,11 +122,12 @@ class TrainingClock(TrainerCallback, ExportableState):
         self._count()
         self._follow_main_process()
         self._step_before, self.seconds_at_last_step = self.seconds_at_last_step, self.seconds
-        if self.passed(self.eval_minutes):
+        max_train_minutes, eval_minutes = self._limits
+        if self.passed(eval_minutes):
             control.should_evaluate = True
-        if self.max_train_minutes is not None and self.seconds >= 60 * self.max_train_minutes:
+        if max_train_minutes is not None and self.seconds >= 60 * max_train_minutes:
             control.should_training_stop = control.should_log = True
-            control.should_evaluate |= self.eval_minutes is not None
+            control.should_evaluate |= eval_minutes is not None
             control.should_save |= args.save_strategy == "steps"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

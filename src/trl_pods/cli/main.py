@@ -1,4 +1,5 @@
 import argparse
+import signal
 import sys
 
 from .. import __version__
@@ -17,8 +18,8 @@ def main(argv: list[str] | None = None) -> int:
             The command line. Default: that of the process.
 
     Returns:
-        `int`: the exit code: 0, 2 if the command line or the recipe is wrong, otherwise that of the command that
-        failed.
+        `int`: the exit code: 0, 2 if the command line or the recipe is wrong, 130 if interrupted, otherwise that of
+        the command that failed.
     """
     parser = _make_parser()
     namespace, arguments = parser.parse_known_args(argv)
@@ -30,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         print(f"{PROG}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"{PROG}: interrupted.", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _make_parser() -> argparse.ArgumentParser:

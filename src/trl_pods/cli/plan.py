@@ -68,6 +68,7 @@ def _show(found: Any, folder: Path, prog: str) -> int:
     from ..planning.plots import draw_plots
     from ..planning.recommendation import reason
     from ..planning.tables import check_text, grid_table, plan_text
+    from ..whole_files import write_text
 
     missing = None
     plots: list[str] = []
@@ -75,7 +76,7 @@ def _show(found: Any, folder: Path, prog: str) -> int:
         plots = draw_plots(found, folder)
     except ImportError as error:  # the table is worth having without
         missing = error
-    (folder / "plan.md").write_text(plan_text(found, plots), encoding="utf-8")
+    write_text(plan_text(found, plots), folder / "plan.md")
     print(f"{grid_table(found)}\n\n{check_text(found)}\n\n{reason(found.chosen, found.twice, found.options)}\n")
     print(f"Plan: {folder / 'plan.md'}")
     if missing is not None:

@@ -31,6 +31,7 @@ def report(args: list[str], prog: str) -> int:
     from ..report.plots import draw_plots
     from ..report.summary import SHARES, read_summary
     from ..report.tables import accuracy_text, report_text
+    from ..whole_files import write_text
 
     if not options.no_plots:
         check_matplotlib()
@@ -38,9 +39,8 @@ def report(args: list[str], prog: str) -> int:
         raise ValueError(f"There is no folder {options.folder}. Name the output_dir of `trl-pods compare`.")
     summary = read_summary(options.folder, options.baseline, options.shares or SHARES)
     folder = options.output_dir or options.folder / "report"
-    folder.mkdir(parents=True, exist_ok=True)
     plots = [] if options.no_plots else draw_plots(summary, folder)
-    (folder / "report.md").write_text(report_text(summary, plots), encoding="utf-8")
+    write_text(report_text(summary, plots), folder / "report.md")
     print(accuracy_text(summary))
     print(f"\nReport: {folder / 'report.md'}")
     return 0

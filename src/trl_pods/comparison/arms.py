@@ -7,6 +7,37 @@ from typing import Any
 Settings = dict[str, Any]
 DEFAULT_BATCH_SIZE = 8  # `per_device_train_batch_size` if it is not set
 
+# Settings of a recipe that are for a training whose model is kept: evaluation beside it, what goes to the hub, where it
+# is resumed, and the shape of a schedule over its steps.
+_OF_A_TRAINING_FOR_ITS_MODEL = (
+    "do_eval",
+    "eval_minutes",
+    "eval_on_start",
+    "eval_strategy",
+    "evaluate_only",
+    "load_best_model_at_end",
+    "log_completions_hub_repo",
+    "log_update_memory",
+    "lr_scheduler_kwargs",
+    "push_to_hub",
+    "resume_from_checkpoint",
+)
+
+
+def for_a_measurement(recipe: Settings) -> Settings:
+    """
+    The settings of a recipe without those that a run which is only measured has no use for.
+
+    Example:
+
+    ```python
+    >>> for_a_measurement({"num_rollouts": 32, "eval_strategy": "steps", "eval_on_start": True, "push_to_hub": True})
+    {'num_rollouts': 32}
+
+    ```
+    """
+    return {name: value for name, value in recipe.items() if name not in _OF_A_TRAINING_FOR_ITS_MODEL}
+
 
 def grpo(settings: Settings) -> Settings:
     """
@@ -126,7 +157,7 @@ def apply(kind: str, settings: Settings) -> Settings:
     Raises:
         ValueError: If the kind is unknown, or the settings do not fit it.
     """
-    if kind not in BUILT_IN_ARMS:
+    if not isinstance(kind, str) or kind not in BUILT_IN_ARMS:
         raise ValueError(f"like={kind!r} is no built-in arm. Use one of {', '.join(BUILT_IN_ARMS)}.")
     needed = ["num_generations"] if kind == "grpo" else ["num_generations", "num_rollouts"]
     for name in needed:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ..scripts.recipe import find_recipe, read_recipe
-from .arms import BUILT_IN_ARMS, Settings, apply
+from .arms import BUILT_IN_ARMS, Settings, apply, for_a_measurement
 
 
 # What a comparison sets itself in every run.
@@ -25,6 +25,8 @@ _OURS = {
     "log_file": "the comparison keeps the log",
     "max_steps": "every run ends by the training time",
     "num_train_epochs": "every run ends by the training time",
+    "resume_from_checkpoint": "every run starts anew",
+    "evaluate_only": "every run trains",
 }
 # For all arms, unless the comparison says otherwise: a schedule of the learning rate over steps would treat an arm
 # with slow steps differently, and the runs leave their curves, not their models.
@@ -107,10 +109,7 @@ class Comparison:
     baseline: str = "grpo"
 
     def __post_init__(self) -> None:
-        for name in ("minutes", "accuracy_minutes"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ValueError(f"{name}={value!r} is no time. Use minutes of training, for instance 1.5.")
+        self._check_types()
         if self.accuracy_minutes > self.minutes:
             raise ValueError(
                 f"accuracy_minutes={self.accuracy_minutes} is more than minutes={self.minutes}, so that there would "
@@ -123,6 +122,26 @@ class Comparison:
             for name, remedy in _OURS.items():
                 if name in settings:
                     raise ValueError(f"{name}={settings[name]!r} cannot be set for an arm: {remedy}.")
+
+    def _check_types(self) -> None:
+        """A file may hold anything."""
+        if not isinstance(self.recipe, str):
+            raise ValueError(f"recipe={self.recipe!r} is no name. Use a path or a shipped recipe, such as quickstart.")
+        for name in ("minutes", "accuracy_minutes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ValueError(f"{name}={value!r} is no time. Use minutes of training, for instance 1.5.")
+        if not _is_whole(self.num_accuracy_problems):
+            raise ValueError(
+                f"num_accuracy_problems={self.num_accuracy_problems!r} is no whole number. Use for instance 500."
+            )
+        if not all(map(_is_whole, self.seeds)):
+            raise ValueError(f"seeds={list(self.seeds)} must be whole numbers. Use for instance [1, 2].")
+        if not isinstance(self.settings, dict):
+            raise ValueError(
+                f"settings={self.settings!r} is no mapping. Use lines of `setting: value`, for instance "
+                "`logging_steps: 20`."
+            )
 
     def _check_names(self) -> None:
         names = [arm.name for arm in self.arms]
@@ -140,7 +159,7 @@ class Comparison:
 
         Seeds are outermost, and each starts with another arm: a machine that gets slower meanwhile does so for all.
         """
-        base = {**read_recipe(find_recipe(self.recipe)), **_DEFAULTS, **self.settings}
+        base = for_a_measurement(read_recipe(find_recipe(self.recipe))) | _DEFAULTS | self.settings
         settings = {arm.name: apply(arm.like, base | arm.overrides) for arm in self.arms}
         return [PlannedRun(arm.name, seed, settings[arm.name] | self._ours(seed)) for arm, seed in in_turn(self)]
 
@@ -225,6 +244,10 @@ def _arms_of(arms: Any, where: str) -> dict[str, Arm]:
         like = overrides.pop(_LIKE, name if name in BUILT_IN_ARMS else "pods")
         found[str(name)] = Arm(str(name), like, overrides)
     return found
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_keys(values: Mapping[str, Any], where: str) -> None:

@@ -18,12 +18,12 @@ A JSON object:
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from ..whole_files import write_text
 
 
 _Content = TypeVar("_Content")
@@ -105,7 +105,8 @@ def read_run(path: Path) -> Run:
     Example:
 
     ```python
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> from tempfile import mkdtemp
+    >>> folder = Path(mkdtemp())
     >>> write_run(Run("pods", 1, FINISHED, {"num_rollouts": 32}, duration=60.0, interval=10.0), folder / "run.json")
     >>> read_run(folder / "run.json").settings
     {'num_rollouts': 32}
@@ -202,7 +203,7 @@ def columns(entries: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[
 
 def write_json(content: Any, path: Path) -> None:
     """
-    Write a JSON file so that whoever is killed meanwhile leaves the old one or the new one.
+    Write a JSON file whole or not at all.
 
     Args:
         content (`Any`):
@@ -210,19 +211,7 @@ def write_json(content: Any, path: Path) -> None:
         path (`Path`):
             The file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, separators=(",", ":"))
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)  # a temporary file is for its owner alone
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_text(json.dumps(content, separators=(",", ":")) + "\n", path)
 
 
 def _short(value: Any) -> Any:

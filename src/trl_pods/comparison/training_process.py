@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from .run_file import FAILED, FINISHED, LOG_COLUMNS, Run, columns
 _COMMAND = [sys.executable, "-m", "trl_pods", "grpo", "--config"]
 _ACCURACY = "held_out_accuracy/"
 _SECONDS_TO_END = 20  # the launcher gives its own processes 10
+_SECONDS_BETWEEN_NOTES = 2
+_SECONDS_TO_FOLLOW = 2  # for processes whose launcher has ended
 _ERROR_LINES = 25
 
 
@@ -40,6 +43,8 @@ class TrainingProcess:
         self.folder = folder
         self.entries: list[dict[str, Any]] = []  # of the log so far
         self._read_to = 0
+        self._descendants: set[psutil.Process] = set()  # equal are those of one id and time of creation
+        self._noted = 0.0
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
@@ -53,6 +58,7 @@ class TrainingProcess:
             self.process = subprocess.Popen(
                 [*_COMMAND, str(recipe)], stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
+        self._launcher = psutil.Process(self.process.pid)
 
     @property
     def wall_seconds(self) -> float:
@@ -75,30 +81,40 @@ class TrainingProcess:
         return _rounds_per_step(self.header.get("settings", {}))
 
     def is_over(self) -> bool:
-        """Whether it has ended; reads what is new in the log."""
+        """Whether it has ended; reads what is new in the log, and notes which processes there are."""
+        if time.monotonic() - self._noted > _SECONDS_BETWEEN_NOTES:  # a look at all processes of the machine
+            self._note_descendants()
         is_over = self.process.poll() is not None
         self._read_log()
         return is_over
 
     def end(self) -> None:
-        """End it, whatever it is doing."""
-        if self.process.poll() is not None:
-            return
-        descendants = _descendants(self.process.pid)
-        self.process.terminate()  # the launcher takes its processes along
-        try:
-            self.process.wait(_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for process in descendants:
-            if process.is_running():  # checks that it is still the same process
-                process.kill()
+        """End it, whatever it is doing, and what it has left behind if it was killed itself."""
+        self._note_descendants()
+        if self.process.poll() is None:
+            self.process.terminate()  # the launcher takes its processes along
+            try:
+                self.process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        _, alive = psutil.wait_procs([p for p in self._descendants if _runs(p)], timeout=_SECONDS_TO_FOLLOW)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):  # raised too where the id has been given to another process
+                process.kill()
+        psutil.wait_procs(alive, timeout=_SECONDS_TO_FOLLOW)
 
     def last_lines(self) -> list[str]:
         """The end of its output."""
         text = (self.folder / "output.txt").read_text(encoding="utf-8", errors="replace")
         return text.splitlines()[-_ERROR_LINES:]
+
+    def _note_descendants(self) -> None:
+        """When the launcher is gone, nothing leads from it to them, but from those that were noted to theirs."""
+        self._noted = time.monotonic()
+        for known in [self._launcher] if _runs(self._launcher) else list(self._descendants):
+            with suppress(psutil.NoSuchProcess):
+                self._descendants.update(known.children(recursive=True))
 
     def _read_log(self) -> None:
         path = self.folder / "log.jsonl"
@@ -109,7 +125,7 @@ class TrainingProcess:
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]  # the last line may be under way
         self._read_to += len(whole)
-        self.entries += [json.loads(line) for line in whole.splitlines()]
+        self.entries += [entry for line in whole.splitlines() if (entry := _entry(line)) is not None]
 
 
 class ComparedProcess(TrainingProcess):
@@ -173,11 +189,20 @@ class ComparedProcess(TrainingProcess):
         return "\n".join([reason, *self.last_lines()])
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """An entry of the log; of a line that a kill has torn there is none."""
     try:
-        return psutil.Process(pid).children(recursive=True)
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it is still the same process, and no dead one that nobody has waited for."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        return []
+        return False
 
 
 def _rounds_per_step(settings: dict[str, Any]) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from ..comparison.arms import DEFAULT_BATCH_SIZE, Settings, train_on
+from ..comparison.arms import DEFAULT_BATCH_SIZE, Settings, for_a_measurement, train_on
 
 
 FIT, CHECK, MEMORY = "fit", "check", "memory"
@@ -27,23 +27,14 @@ _OURS = {
     "save_strategy": "no",
     "eval_strategy": "no",
 }
-# Settings of a recipe that a few steps have no use for.
+# Settings of a recipe that a few steps have no use for either.
 _LEFT_OUT = (
     "accuracy_minutes",
-    "eval_minutes",
-    "eval_on_start",
-    "evaluate_only",
-    "load_best_model_at_end",
-    "log_completions_hub_repo",
     "log_file",
-    "log_update_memory",
-    "lr_scheduler_kwargs",
     "max_train_minutes",
     "num_accuracy_problems",
     "num_train_epochs",
     "output_dir",
-    "push_to_hub",
-    "resume_from_checkpoint",
 )
 
 
@@ -221,7 +212,7 @@ def plan_processes(
         ValueError: If the recipe does not fit a pair.
     """
     _, m = sizes(recipe)
-    base = {name: value for name, value in recipe.items() if name not in _LEFT_OUT} | _OURS
+    base = {name: value for name, value in for_a_measurement(recipe).items() if name not in _LEFT_OUT} | _OURS
     base |= {"num_generations": m, "max_steps": math.ceil((warmup + steps) * _steps_per_round(recipe))}
     pairs = [(FIT, *pair) for pair in grid.fitted()] + [(CHECK, *grid.check())]
     planned = [

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..whole_files import replacing
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,8 +73,9 @@ def figure_with_axes(height: float, **grid: Any) -> tuple[Any, Any]:
 
 
 def save(figure: Any, folder: Path, name: str) -> str:
-    """Save as PNG and SVG; the name of the PNG file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    figure.savefig(folder / f"{name}.png", dpi=160)
+    """Save as PNG and SVG, each whole or not at all; the name of the PNG file."""
+    options: dict[str, dict[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 160}}
+    for kind, of_kind in options.items():
+        with replacing(folder / f"{name}.{kind}") as unfinished:
+            figure.savefig(unfinished, format=kind, **of_kind)
     return f"{name}.png"
