@@ -1,5 +1,6 @@
 """What a report says: its statistics by hand, the authors' data, and the files it writes."""
 
+import re
 import sys
 from dataclasses import replace
 
@@ -8,11 +9,11 @@ import pytest
 from paper_curves import CURVES, GSM8K, SETTINGS, multi_gpu_runs, single_gpu_runs
 
 from trl_pods.cli import main
-from trl_pods.comparison.run_file import FAILED, FINISHED, Run, write_run
+from trl_pods.comparison.run_file import FAILED, FINISHED, Run, write_json, write_run
 from trl_pods.report import plots
 from trl_pods.report.statistics import SpeedUp, at_grid, band, bootstrap, make_grid, speed_up
 from trl_pods.report.summary import SHARES, best, summarize
-from trl_pods.report.tables import report_text
+from trl_pods.report.tables import accuracy_text, report_text
 
 
 GRID = np.array([0.0, 10.0, 20.0, 30.0, 40.0])
@@ -83,6 +84,28 @@ def test_the_bootstrap_is_that_of_all_possible_draws():
     assert (sure.low, sure.median, sure.high, sure.never) == (1.0, 1.0, 1.0, 0.0)
 
 
+@pytest.mark.parametrize(("baseline", "arm"), [(GRPO[:1], PODS), (GRPO, PODS[:1])])
+def test_of_a_single_run_there_is_no_interval(baseline, arm):
+    assert bootstrap(GRID, np.array(baseline), np.array(arm)) is None
+    runs = [make_run(a, i, c) for a, curves in (("grpo", baseline), ("pods", arm)) for i, c in enumerate(curves)]
+    assert re.search(r"\| \d\.\d\d \(one run: no interval\) \|", accuracy_text(summarize(runs, "grpo")))
+
+
+def test_a_baseline_that_learned_nothing_gives_no_speed_up():
+    nothing = np.array([[0.1, 0, 0, 0, 0]] * 2)  # what was right at the start is left out
+    assert speed_up(GRID, nothing, np.array(PODS)).ratio is None
+    assert bootstrap(GRID, nothing, np.array(PODS)) is None
+    runs = [make_run(a, i, list(c)) for a, curves in (("grpo", nothing), ("pods", PODS)) for i, c in enumerate(curves)]
+    text = accuracy_text(summarize(runs, "grpo"))
+    assert "The baseline, grpo, learned nothing: its accuracy is 0 throughout." in text
+    assert "at 30 s |  | none: the baseline learned nothing |" in text
+    assert "1.00" not in text
+    # Half of its runs did: with two of them a quarter of the draws has none that did.
+    half = bootstrap(GRID, np.array([nothing[0], GRPO[0]]), np.array(PODS))
+    assert half.high == np.inf
+    assert half.low > 0
+
+
 def test_the_same_runs_give_the_same_interval():
     assert bootstrap(GRID, np.array(GRPO), np.array(PODS)) == bootstrap(GRID, np.array(GRPO), np.array(PODS))
 
@@ -146,11 +169,23 @@ def test_the_tables_say_what_was_reached_when_and_what_never():
     assert grpo == "| grpo | 2 | 10.0 % | 60.0 % +- 19.6 | 60.0 % +- 19.6 at 40 s | 40 s | baseline |"
     assert "| 70.0 % +- 19.6 at 30 s | 20 s | 2.00 (" in pods
     assert "| 2 (and 1 failed) | 10.0 % | 30.0 % +- 0.0 |" in slow
-    assert "| never reached (59.4 % asked for) | never reached (never to never) |" in slow
+    assert "| never reached (59.4 % asked for) | never reached (never in 100 % of the draws) |" in slow
     assert "| pods | 20 | 2.05 | 2.05 to 2.05 | 0.600 | 0.300 | 0.000 | 0.600 | 0.550 |" in text
     assert "![accuracy](accuracy.png)" in text
     assert "- Hardware: cpu a CPU, accelerators none" in text
     assert "- pods: num_rollouts 32, seeds 1, 2" in text
+
+
+def test_an_arm_whose_runs_all_failed_is_told_with_the_end_of_its_error():
+    failed = [
+        Run("broken", seed, FAILED, {}, 40.0, 10.0, error="It ended.\nTraceback\nRuntimeError: out of memory\n")
+        for seed in (1, 2)
+    ]
+    summary = summarize([*all_runs(), *failed], "grpo", order=["broken", "grpo", "not run yet"])
+    line = "\n- broken: 0 of 2 runs finished (RuntimeError: out of memory)\n"
+    assert line in accuracy_text(summary) + "\n"
+    assert line in report_text(summary)
+    assert "not run yet" not in report_text(summary)
 
 
 def test_runs_on_different_machines_are_told():
@@ -199,6 +234,52 @@ def test_arms_are_compared_after_equally_many_steps_too():
     assert "| short | 20.0 % | 30.0 % |  |" in text
 
 
+@pytest.mark.parametrize(
+    ("runs", "bands", "intervals"),
+    [
+        (all_runs(), "mean over runs, with 95 % bands;", "with 95 % bootstrap intervals over runs;"),
+        (
+            [run for run in all_runs() if run.arm != "pods" or run.seed == 1],
+            "with 95 % bands (one run, none: pods);",
+            "with 95 % bootstrap intervals over runs (one run, none: pods);",
+        ),
+        (
+            [run for run in all_runs() if run.seed == 1],
+            "one run: no 95 % bands;",
+            "one run: no 95 % bootstrap intervals over runs;",
+        ),
+    ],
+)
+def test_plots_say_for_which_arms_there_are_no_intervals(tmp_path, runs, bands, intervals):
+    plots.draw_plots(summarize(runs, "grpo", shares=(0.99,)), tmp_path)
+    assert bands in (tmp_path / "accuracy.svg").read_text()
+    assert intervals in (tmp_path / "speed_up.svg").read_text()
+
+
+def test_a_speed_up_of_no_end_is_drawn_within_the_plot(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, folder, name: figures.append(figure))
+    runs = [make_run("grpo", 1, [0.0] * 5), *(run for run in all_runs() if run.arm == "pods")]
+    runs.append(make_run("grpo", 2, GRPO[1]))
+    plots._speed_up(summarize(runs, "grpo", shares=(0.99,)), tmp_path)
+    (interval,) = [line.get_ydata() for line in figures[0].axes[0].lines if line.get_linewidth() == 2]
+    assert np.isfinite(interval).all()
+    assert interval[1] > interval[0]
+
+
+def test_a_plot_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    def half(figure, path, **options):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    (tmp_path / "accuracy.svg").write_text("old")
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)
+    with pytest.raises(OSError, match="disk full"):
+        plots.draw_plots(summarize(all_runs(), "grpo"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["accuracy.svg"]
+    assert (tmp_path / "accuracy.svg").read_text() == "old"
+
+
 def test_speed_ups_that_are_never_reached_are_crosses(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, folder, name: figures.append(figure))
@@ -228,6 +309,14 @@ def test_without_matplotlib_the_table_is_to_be_had(folder, monkeypatch, capsys):
     assert "pip install 'trl-pods[report]', or use --no_plots" in capsys.readouterr().err
     assert main(["report", str(folder), "--no_plots"]) == 0
     assert [path.name for path in (folder / "report").iterdir()] == ["report.md"]
+
+
+def test_a_comparison_stopped_before_its_first_run_ended_has_no_finished_run_yet(tmp_path, capsys):
+    write_json({"recipe": "quickstart", "baseline": "grpo", "arms": {"grpo": {}}}, tmp_path / "comparison.json")
+    assert main(["report", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"trl-pods: error: There is no finished run in {tmp_path} yet. `trl-pods compare` with")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 Settings = dict[str, Any]
 DEFAULT_BATCH_SIZE = 8  # `per_device_train_batch_size` if it is not set
 
-# Settings of a recipe that are for a training whose model is kept: evaluation beside it, what goes to the hub, where it
-# is resumed, and the shape of a schedule over its steps.
+# Settings of a recipe that are for a training whose model is kept: evaluation beside it, what goes to the hub, from
+# where it is resumed, and the shape of a schedule over its steps.
 _OF_A_TRAINING_FOR_ITS_MODEL = (
     "do_eval",
     "eval_minutes",

@@ -54,7 +54,9 @@ def _accuracy(summary: Summary, folder: Path) -> str:
         axes.fill_between(times, low, high, color=color, alpha=0.15, linewidth=0)
         axes.plot(times, mean, color=color, linestyle=style, label=arm.name, zorder=3)
     reached = [arm.speed_ups[PAPER_SHARE][0] for arm in summary.arms if arm.speed_ups]
-    subtitle = "mean over runs with 95 % bands"
+    reached = [found for found in reached if found.target]
+    single = [arm.name for arm in summary.arms if len(arm.runs) == 1]
+    subtitle = f"mean over runs, {_with('95 % bands', single, len(summary.arms))}"
     if reached:
         target = 100 * reached[0].target
         axes.axhline(target, color=BASELINE_COLOR, linewidth=0.9, linestyle=(0, (4, 3)))
@@ -65,6 +67,13 @@ def _accuracy(summary: Summary, folder: Path) -> str:
     _time_axis(axes, summary)
     _legend(axes, len(summary.arms))
     return save(figure, folder, "accuracy")
+
+
+def _with(what: str, single: list[str], num_arms: int) -> str:
+    """What shows how sure a plot is, and for which arms it cannot be had."""
+    if len(single) == num_arms:
+        return f"one run: no {what}"
+    return f"with {what}" + (f" (one run, none: {', '.join(single)})" if single else "")
 
 
 def _mark_times(axes: "Axes", summary: Summary, target: float) -> None:
@@ -89,8 +98,12 @@ def _mark_times(axes: "Axes", summary: Summary, target: float) -> None:
 
 def _speed_up(summary: Summary, folder: Path) -> str | None:
     others = [(arm, color) for arm, color in _colored(summary) if arm.speed_ups]
-    if not others:
+    found_of_all = [found for arm, _ in others for found in arm.speed_ups.values()]
+    if not any(speed_up.target for speed_up, _ in found_of_all):
         return None
+    ratios = [found.ratio or 0 for found, _ in found_of_all]
+    ends = [interval.high or 0 for _, interval in found_of_all if interval is not None]
+    top = 1.1 * max(end for end in [1.0, *ratios, *ends] if end < np.inf)  # an interval may have no end
     figure, axes = figure_with_axes(height=3.6)
     shares = list(others[0][0].speed_ups)
     places = np.arange(len(shares))
@@ -103,8 +116,9 @@ def _speed_up(summary: Summary, folder: Path) -> str | None:
         where = places + (number - (len(others) - 1) / 2) * shift
         axes.plot([], [], "o", color=color, markersize=7, label=arm.name)
         for x, (found, interval) in zip(where, arm.speed_ups.values(), strict=True):
-            if interval.high is not None:
-                axes.plot([x, x], [interval.low or 0, interval.high], color=color, linewidth=2, alpha=0.45)
+            if interval is not None and interval.high is not None:
+                ends = np.clip((interval.low or 0, interval.high), 0, top)
+                axes.plot([x, x], ends, color=color, linewidth=2, alpha=0.45)
             marker = "x" if found.ratio is None else "o"
             axes.plot(x, found.ratio or 0, marker, color=color, markersize=7, clip_on=False)
     axes.set_xticks(places, [f"{share:g}" for share in shares])
@@ -114,8 +128,10 @@ def _speed_up(summary: Summary, folder: Path) -> str | None:
         xlabel=f"share of the best of {summary.baseline} that is asked for",
         ylabel=f"speed-up over {summary.baseline}",
     )
-    subtitle = f"with 95 % bootstrap intervals over runs; shaded: the paper's {PAPER_SHARE:g}"
-    if any(found.ratio is None for arm, _ in others for found, _ in arm.speed_ups.values()):
+    single = [arm.name for arm, _ in others if any(interval is None for _, interval in arm.speed_ups.values())]
+    subtitle = _with("95 % bootstrap intervals over runs", single, len(others))
+    subtitle += f"; shaded: the paper's {PAPER_SHARE:g}"
+    if any(found.ratio is None for found, _ in found_of_all):
         subtitle += "; x: never reached"
     title(axes, f"Speed-up, {_num_runs(summary)}", subtitle)
     _legend(axes, len(others))
@@ -213,6 +229,8 @@ def _time_axis(axes: "Axes", summary: Summary) -> None:
 
 def _num_runs(summary: Summary) -> str:
     numbers = sorted({len(arm.runs) for arm in summary.arms})
+    if numbers == [1]:
+        return "1 run"
     return f"{numbers[0]} runs" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} runs"
 
 

@@ -33,7 +33,7 @@ class SpeedUp:
         share (`float`):
             The share.
         target (`float`):
-            The accuracy asked for.
+            The accuracy asked for. At 0 the baseline learned nothing, and there is no speed-up.
         baseline_time (`float`):
             When the baseline is there.
         time (`float`, *optional*):
@@ -47,14 +47,14 @@ class SpeedUp:
 
     @property
     def ratio(self) -> float | None:
-        """The speed-up; `None` if the arm is never there."""
-        return None if self.time is None else self.baseline_time / self.time
+        """The speed-up; `None` if the arm is never there, or the baseline learned nothing."""
+        return None if self.time is None or not self.target else self.baseline_time / self.time
 
 
 @dataclass(frozen=True)
 class Interval:
     """
-    95 % bootstrap interval of a speed-up.
+    95 % bootstrap interval of a speed-up. An end is infinite where it is a draw in which the baseline learned nothing.
 
     Args:
         low (`float`, *optional*):
@@ -201,12 +201,13 @@ def bootstrap(
     share: float = PAPER_SHARE,
     num_draws: int = 4000,
     seed: int = 0,
-) -> Interval:
+) -> Interval | None:
     """
     How sure a speed-up is: the same with runs drawn anew.
 
     Each draw takes as many runs of each arm as there are, with replacement, and goes by the rule from the start, the
-    accuracy asked for included. A draw in which the arm is never there counts as slower than any other.
+    accuracy asked for included. A draw in which the arm is never there counts as slower than any other, one in which
+    the baseline learned nothing as faster. With few runs the interval is too narrow.
 
     Args:
         grid (`np.ndarray`):
@@ -223,7 +224,8 @@ def bootstrap(
             Seed of the draws.
 
     Returns:
-        [`Interval`]
+        [`Interval`] or `None`: `None` if an arm has one run, as all draws would be that one, or if the baseline
+        learned nothing.
 
     Example:
 
@@ -235,6 +237,8 @@ def bootstrap(
 
     ```
     """
+    if min(len(baseline_RT), len(arm_RT)) == 1 or not baseline_RT[:, 1:].any():
+        return None
     rng = np.random.default_rng(seed)
     baseline_DT, arm_DT = (
         curves_RT[rng.integers(len(curves_RT), size=(num_draws, len(curves_RT)))].mean(axis=1)[:, 1:]
@@ -244,6 +248,7 @@ def bootstrap(
     times = grid[1:]
     arm_D = _first_at(arm_DT, target_D)
     ratio_D = np.where(arm_D < 0, 0.0, times[_first_at(baseline_DT, target_D)] / times[arm_D])
+    ratio_D[target_D == 0] = np.inf
     quantiles = np.quantile(ratio_D, _QUANTILES, method="inverted_cdf")
     low, median, high = (None if quantile == 0 else float(quantile) for quantile in quantiles)
     return Interval(low, median, high, never=float((arm_D < 0).mean()))

@@ -38,15 +38,16 @@ class ArmSummary:
             Runs that failed.
         accuracy_RT (`np.ndarray`):
             Accuracy of the runs at the times of the grid.
-        speed_ups (`dict[float, tuple[SpeedUp, Interval]]`):
-            By the share of the baseline's best accuracy; of the baseline itself none.
+        speed_ups (`dict[float, tuple[SpeedUp, Interval | None]]`):
+            By the share of the baseline's best accuracy; of the baseline itself none. There is no interval where one
+            of the two has a single run, or the baseline learned nothing.
     """
 
     name: str
     runs: list[Run]
     num_failed: int
     accuracy_RT: np.ndarray
-    speed_ups: dict[float, tuple[SpeedUp, Interval]]
+    speed_ups: dict[float, tuple[SpeedUp, Interval | None]]
 
     def step_seconds(self) -> list[float]:
         """Seconds of a step, for each run."""
@@ -91,12 +92,15 @@ class Summary:
         grid (`np.ndarray`):
             Times in seconds of training, the first 0.
         arms (`list[ArmSummary]`):
-            The arms, the baseline first.
+            The arms with finished runs, the baseline first.
+        failed (`dict[str, list[Run]]`):
+            By its name, the runs of an arm that has no finished one.
     """
 
     baseline: str
     grid: np.ndarray
     arms: list[ArmSummary]
+    failed: dict[str, list[Run]]
 
     def numbers_of_steps(self) -> list[int]:
         """Round numbers of steps to compare arms at: the first was made by all runs, the last by the fastest one."""
@@ -127,7 +131,11 @@ def read_summary(folder: Path, baseline: str | None = None, shares: Sequence[flo
     description = folder / COMPARISON_FILE
     plan = json.loads(description.read_text(encoding="utf-8")) if description.is_file() else {}
     runs_folder = folder / RUNS_FOLDER
-    runs = read_runs(runs_folder if runs_folder.is_dir() else folder)
+    runs = read_runs(runs_folder if plan or runs_folder.is_dir() else folder)
+    if plan and not runs:
+        raise ValueError(
+            f"There is no finished run in {folder} yet. `trl-pods compare` with --output_dir {folder} goes on with it."
+        )
     names = [*plan.get("arms", {}), *sorted({run.arm for run in runs})]
     return summarize(runs, baseline or plan.get("baseline", "grpo"), shares, order=names)
 
@@ -157,7 +165,9 @@ def summarize(
     finished = [run for run in runs if run.status == FINISHED]
     if not finished:
         raise ValueError(f"There are no finished runs to report on ({len(runs)} failed).")
-    by_arm = {name: [run for run in finished if run.arm == name] for name in [*order, *(r.arm for r in finished)]}
+    by_arm = {name: [run for run in finished if run.arm == name] for name in [*order, *(r.arm for r in runs)]}
+    failed = {name: [run for run in runs if run.arm == name] for name, of_arm in by_arm.items() if not of_arm}
+    failed = {name: of_arm for name, of_arm in failed.items() if of_arm}  # others have not been run
     by_arm = {name: of_arm for name, of_arm in by_arm.items() if of_arm}
     if baseline not in by_arm:
         raise ValueError(f"baseline={baseline!r} has no finished run. Use one of {', '.join(by_arm)}.")
@@ -186,6 +196,7 @@ def summarize(
             )
             for name in names
         ],
+        failed,
     )
 
 
@@ -198,7 +209,7 @@ def best(arm: ArmSummary, grid: np.ndarray) -> tuple[float, float, float]:
 
 def _speed_ups(
     grid: np.ndarray, baseline_RT: np.ndarray, arm_RT: np.ndarray, shares: Sequence[float]
-) -> dict[float, tuple[SpeedUp, Interval]]:
+) -> dict[float, tuple[SpeedUp, Interval | None]]:
     return {
         share: (speed_up(grid, baseline_RT, arm_RT, share), bootstrap(grid, baseline_RT, arm_RT, share))
         for share in sorted({*shares, PAPER_SHARE})

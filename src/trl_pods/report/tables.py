@@ -26,10 +26,9 @@ def report_text(summary: Summary, plots: Sequence[str] = ()) -> str:
     Returns:
         `str`: Markdown.
     """
-    unit = unit_for(summary.grid[-1])
     parts = [
         "# Report",
-        _accuracy_table(summary, unit),
+        accuracy_text(summary),
         _definition(summary),
         "## Speed-up at other shares of the baseline's best accuracy",
         _shares_table(summary),
@@ -46,11 +45,12 @@ def report_text(summary: Summary, plots: Sequence[str] = ()) -> str:
 
 
 def accuracy_text(summary: Summary) -> str:
-    """The first table alone, for the terminal."""
-    return _accuracy_table(summary, unit_for(summary.grid[-1]))
+    """The first table alone, for the terminal, with what is missing from it."""
+    parts = [_accuracy_table(summary, unit_for(summary.grid[-1])), _failed_text(summary), _nothing_text(summary)]
+    return "\n\n".join(part for part in parts if part)
 
 
-def speed_up_text(speed_up: SpeedUp, interval: Interval) -> str:
+def speed_up_text(speed_up: SpeedUp, interval: Interval | None) -> str:
     """
     A speed-up with its interval.
 
@@ -60,11 +60,36 @@ def speed_up_text(speed_up: SpeedUp, interval: Interval) -> str:
     >>> speed_up_text(SpeedUp(0.99, 0.8, 30.0, 15.0), Interval(1.0, 1.6, 2.667, never=0.0))
     '2.00 (1.00 to 2.67)'
     >>> speed_up_text(SpeedUp(0.99, 0.8, 30.0, None), Interval(None, None, 1.2, never=0.6))
-    'never reached (never to 1.20)'
+    'never reached (never to 1.20; never in 60 % of the draws)'
+    >>> speed_up_text(SpeedUp(0.99, 0.8, 30.0, 15.0), None)
+    '2.00 (one run: no interval)'
 
     ```
     """
-    return f"{_ratio(speed_up.ratio, 'never reached')} ({_ratio(interval.low)} to {_ratio(interval.high)})"
+    if not speed_up.target:
+        return "none: the baseline learned nothing"
+    ratio = _ratio(speed_up.ratio, "never reached")
+    if interval is None:
+        return f"{ratio} (one run: no interval)"
+    parts = [] if interval.high is None else [f"{_ratio(interval.low)} to {_ratio(interval.high)}"]
+    if interval.low is None:
+        parts.append(f"never in {100 * interval.never:.0f} % of the draws")
+    return f"{ratio} ({'; '.join(parts)})"
+
+
+def _failed_text(summary: Summary) -> str:
+    """The arms that are not in the tables."""
+    lines = []
+    for name, runs in summary.failed.items():
+        last_line = (runs[-1].error or "").strip().splitlines()[-1:] or ["no error was noted"]
+        lines.append(f"- {name}: 0 of {len(runs)} runs finished ({last_line[0]})")
+    return "\n".join(lines)
+
+
+def _nothing_text(summary: Summary) -> str:
+    if any(not speed_up.target for arm in summary.arms for speed_up, _ in arm.speed_ups.values()):
+        return f"The baseline, {summary.baseline}, learned nothing: its accuracy is 0 throughout."
+    return _NONE
 
 
 def _accuracy_table(summary: Summary, unit: TimeUnit) -> str:
@@ -86,9 +111,11 @@ def _accuracy_row(arm: ArmSummary, summary: Summary, unit: TimeUnit) -> list[str
     ]
     if arm.name == summary.baseline:
         others = [other for other in summary.arms if other.speed_ups]
-        found = others[0].speed_ups[PAPER_SHARE][0].baseline_time if others else None
-        return [*row, unit.text(found) if found is not None else _NONE, "baseline"]
+        found = others[0].speed_ups[PAPER_SHARE][0] if others else None
+        return [*row, unit.text(found.baseline_time) if found and found.target else _NONE, "baseline"]
     speed_up, interval = arm.speed_ups[PAPER_SHARE]
+    if not speed_up.target:
+        return [*row, _NONE, speed_up_text(speed_up, interval)]
     if speed_up.time is None:
         return [*row, f"never reached ({100 * speed_up.target:.1f} % asked for)", speed_up_text(speed_up, interval)]
     return [*row, unit.text(speed_up.time), speed_up_text(speed_up, interval)]
@@ -97,12 +124,13 @@ def _accuracy_row(arm: ArmSummary, summary: Summary, unit: TimeUnit) -> list[str
 def _definition(summary: Summary) -> str:
     return (
         f"Accuracy on held-out problems, one sample each: mean over runs, +- 1.96 standard errors (as in the paper; "
-        f"with few runs that is too narrow). Time is training time, without evaluation, saving and measurements. The "
+        f"of one run there are none). Time is training time, without evaluation, saving and measurements. The "
         f"speed-up is that of the paper: the first time at which the mean curve of {summary.baseline} is at "
         f"{PAPER_SHARE:g} of its best, divided by the first time at which that of the arm is there, on a grid of "
         f"{unit_for(summary.grid[-1]).text(summary.grid[1])}, without interpolation and without the start. Its "
         f"interval is a bootstrap over runs (4,000 draws, 2.5 and 97.5 % quantiles); a draw in which the arm is never "
-        f"there counts as slower than any other. One step of the grid can move a speed-up by much."
+        f"there counts as slower than any other, one in which the baseline learned nothing as faster (inf). With few "
+        f"runs both kinds of intervals are too narrow. One step of the grid can move a speed-up by much."
     )
 
 
