@@ -2,11 +2,13 @@
 Stands in for a training process of a comparison or a plan: writes the log of one, in no time.
 
 `python fake_training.py recipe.yaml` does what `model_name_or_path` in the recipe says: "learn", "crash", "crash for
-memory", "stop early" or "sleep". `python fake_training.py compare FOLDER MODEL` runs a comparison of two arms that
-starts itself, `python fake_training.py plan FOLDER MODEL` a plan.
+memory", "stop early", "sleep", or "leave a child" and a grandchild, each in a session of its own. `python
+fake_training.py compare FOLDER MODEL` runs a comparison of two arms that starts itself, `python fake_training.py plan
+FOLDER MODEL` a plan.
 """
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,12 +22,26 @@ def train(recipe_path):
     print("loading")
     if kind == "crash" or (kind == "crash for memory" and recipe.get("log_update_memory")):
         raise RuntimeError("out of memory")
+    if kind == "leave a child":
+        leave_a_child(Path(recipe["log_file"]).parent)
     if "max_train_minutes" in recipe:
         compared(recipe, kind)
     else:
         measured(recipe)
     if kind == "sleep":
         time.sleep(600)
+
+
+def leave_a_child(folder):
+    child = f"""
+import os, subprocess, sys, time
+sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+with open({str(folder / "unfinished")!r}, "w") as file:
+    print(os.getpid(), sleeper.pid, file=file)
+os.rename({str(folder / "unfinished")!r}, {str(folder / "child")!r})
+time.sleep(600)
+"""
+    subprocess.run([sys.executable, "-c", child], start_new_session=True, check=False)
 
 
 def compared(recipe, kind):

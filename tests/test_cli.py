@@ -1,6 +1,7 @@
 """The command line: what is told apart before the launch, and real launches of a tiny policy."""
 
 import inspect
+import itertools
 import json
 import os
 import signal
@@ -300,6 +301,29 @@ def test_the_script_evaluates_the_test_split_and_measures_its_accuracy_along_the
     shown = capsys.readouterr().out
     assert "Held-out accuracy     before   after\n  sampled              0.250   0.750" in shown
     assert "Completions" not in shown
+
+
+@pytest.mark.parametrize(
+    ("measured_before", "shown"),
+    [
+        (5, "before   after\n  sampled              0.250   1.000"),
+        (0, "step 1   after\n  sampled              0.250   0.500"),
+    ],
+)
+def test_the_accuracy_that_a_resumed_run_is_compared_with_is_the_first_one_there_is(
+    policy, write_recipe, tmp_path, monkeypatch, capsys, measured_before, shown
+):
+    (tmp_path / "tiny_task.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    shares = itertools.count(1)
+    monkeypatch.setattr(held_out_accuracy, "measure_accuracy", lambda *_: Accuracy(0.25 * next(shares), 0.5))
+    recipe = write_recipe(model_name_or_path=str(policy), per_device_train_batch_size=2, save_steps=1, max_steps=2)
+    first = ["--max_steps", "1", "--num_accuracy_problems", str(measured_before)]
+    script.main(*parse(["--config", recipe, *first]))
+    capsys.readouterr()
+    script.main(*parse(["--config", recipe, "--num_accuracy_problems", "5", "--resume_from_checkpoint", "true"]))
+    assert f"Held-out accuracy     {shown}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -722,6 +746,26 @@ def test_a_shipped_recipe_is_read_by_the_real_parser(name, no_default_config):
 
 def processes_of(args: Namespace) -> int:
     return args.num_processes or load_config_from_file(args.config_file).num_processes
+
+
+@pytest.mark.parametrize(
+    ("command", "interrupted"),
+    [
+        (["report", "."], "trl_pods.report.summary.read_summary"),
+        (["compare", "--recipe", "quickstart", "--output_dir", "out"], "trl_pods.cli.compare.read_comparison"),
+        (["plan", "--config", "quickstart", "--output_dir", "out"], "trl_pods.cli.plan.plan_processes"),
+        (["grpo", "--config", "quickstart"], "trl_pods.cli.arguments.separate"),
+    ],
+)
+def test_an_interruption_before_there_is_anything_to_end_is_told_in_one_line(
+    command, interrupted, monkeypatch, capsys
+):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(interrupted, interrupt)
+    assert main(command) == 130
+    assert capsys.readouterr().err == "trl-pods: interrupted.\n"
 
 
 def test_nothing_is_launched_from_an_empty_plan_but_one_process(no_launch, no_default_config):

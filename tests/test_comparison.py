@@ -23,8 +23,10 @@ from trl_pods.comparison.arms import apply
 from trl_pods.comparison.plan import Arm, in_turn, read_comparison
 from trl_pods.comparison.run_file import Run, read_run, read_runs, write_run
 from trl_pods.comparison.running import run_comparison
+from trl_pods.comparison.training_process import TrainingProcess
+from trl_pods.planning.pairs import default_memory_rows, make_grid, plan_processes, sizes
 from trl_pods.scripts.grpo import parse
-from trl_pods.scripts.recipe import find_comparison, shipped_comparisons, shipped_recipes
+from trl_pods.scripts.recipe import find_comparison, find_recipe, read_recipe, shipped_comparisons, shipped_recipes
 
 
 FAKE = Path(__file__).parent / "fake_training.py"
@@ -170,13 +172,80 @@ def test_a_wrong_comparison_is_refused_by_one_line(args, message, recipe, tmp_pa
         ("minuts: 1\n", "'minuts' in .* is unknown. Did you mean 'minutes'"),
         ("arms: [grpo]\n", "must be a mapping of names to overrides"),
         ("arms: {grpo: 3}\n", "The arm 'grpo' .* must be a mapping of overrides"),
+        ("arms: {grpo: {like: [pods]}}\n", r"like=\['pods'\] is no built-in arm. Use one of grpo"),
+        ("num_accuracy_problems: many\n", "num_accuracy_problems='many' is no whole number. Use for instance 500"),
+        ("num_accuracy_problems: 2.5\n", "num_accuracy_problems=2.5 is no whole number"),
+        ("settings: [a]\n", r"settings=\['a'\] is no mapping. Use lines of `setting: value`, for instance `logging"),
+        ("recipe: null\n", "recipe=None is no name. Use a path or a shipped recipe, such as quickstart"),
+        ("recipe: [quickstart]\n", r"recipe=\['quickstart'\] is no name"),
+        ("seeds: {a: 1}\n", r"seeds=\[{'a': 1}\] must be whole numbers. Use for instance \[1, 2\]"),
+        ("seeds: [1, true]\n", r"seeds=\[1, True\] must be whole numbers"),
+        ("minutes: soon\n", "minutes='soon' is no time. Use minutes of training, for instance 1.5"),
+        ("accuracy_minutes: true\n", "accuracy_minutes=True is no time"),
+        ("settings: {resume_from_checkpoint: true}\n", "resume_from_checkpoint=True cannot be set .* starts anew"),
     ],
 )
-def test_a_wrong_file_is_refused(text, message, tmp_path):
+def test_a_wrong_file_is_refused(text, message, recipe, tmp_path):
     path = tmp_path / "comparison.yaml"
-    path.write_text(text)
+    flags = {"recipe": str(recipe), "minutes": 1, "accuracy_minutes": 0.5, "num_accuracy_problems": 5, "seeds": [1]}
+    path.write_text(yaml.safe_dump(flags | yaml.safe_load(text)))
     with pytest.raises(ValueError, match=message):
-        read_comparison(path, {})
+        read_comparison(path, {}).runs()
+
+
+# What a recipe has for a training whose model is kept
+
+FOR_ITS_MODEL = {
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "eval_on_start": True,
+    "eval_minutes": 2.0,
+    "load_best_model_at_end": True,
+    "save_steps": 2,
+    "push_to_hub": True,
+    "log_completions_hub_repo": "me/completions",
+    "lr_scheduler_type": "cosine_with_min_lr",
+    "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+    "resume_from_checkpoint": True,
+    "evaluate_only": True,
+}
+PODS_RECIPES = [name for name in shipped_recipes() if len(set(sizes(read_recipe(find_recipe(name))))) == 2]
+
+
+@pytest.mark.parametrize("name", PODS_RECIPES)
+def test_no_run_of_a_shipped_recipe_evaluates_pushes_or_resumes_nor_does_a_process_of_a_plan(name, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    recipe = read_recipe(find_recipe(name)) | FOR_ITS_MODEL
+    path.write_text(yaml.safe_dump(recipe))
+    runs = comparison_of(path, arms=(Arm("grpo", "grpo"), Arm("grpo-all", "grpo-all"), Arm("pods", "pods"))).runs()
+    processes = plan_processes(recipe, make_grid(recipe), default_memory_rows(recipe), 2, 6)
+    for settings in (planned.settings for planned in (*runs, *processes)):
+        assert (settings["eval_strategy"], settings["save_strategy"]) == ("no", "no")
+        assert settings["lr_scheduler_type"] == "constant"
+        assert settings.keys() & FOR_ITS_MODEL.keys() <= {
+            "eval_strategy",
+            "eval_steps",
+            "save_steps",
+            "lr_scheduler_type",
+        }
+        assert settings["model_name_or_path"] == recipe["model_name_or_path"]
+
+
+def test_recipes_with_evaluation_are_shipped():
+    assert sum("eval_on_start" in read_recipe(find_recipe(name)) for name in PODS_RECIPES) > 3
+
+
+def test_a_comparison_itself_may_ask_for_evaluation_in_its_runs(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE | FOR_ITS_MODEL))
+    evaluating = Arm("evaluating", "pods", {"eval_on_start": True, "eval_strategy": "steps"})
+    plain, other = comparison_of(
+        path, arms=(Arm("grpo", "grpo"), evaluating), settings={"eval_minutes": 0.5}, seeds=(1,)
+    ).runs()
+    assert (plain.settings["eval_minutes"], plain.settings["eval_strategy"]) == (0.5, "no")
+    assert "eval_on_start" not in plain.settings
+    assert other.settings["eval_on_start"]
+    assert other.settings["eval_strategy"] == "steps"
 
 
 # Running
@@ -245,6 +314,53 @@ def test_a_run_that_hangs_is_ended(recipe, folder, fake):
     assert not [
         process for process in psutil.Process().children(recursive=True) if "fake_training" in process.cmdline()
     ]
+
+
+def test_what_outlives_a_killed_launcher_is_ended(folder, fake, monkeypatch):
+    monkeypatch.setattr(training_process, "_SECONDS_BETWEEN_NOTES", 0)
+    monkeypatch.setattr(training_process, "_SECONDS_TO_FOLLOW", 0.2)
+    process = TrainingProcess(RECIPE | {"model_name_or_path": "leave a child", "max_train_minutes": 1}, folder)
+    deadline = time.monotonic() + 60
+    while not (folder / "child").is_file():
+        assert time.monotonic() < deadline
+        process.is_over()
+        time.sleep(0.05)
+    child, grandchild = (psutil.Process(int(pid)) for pid in (folder / "child").read_text().split())
+    process.is_over()
+    process.process.kill()
+    process.process.wait(timeout=60)
+    assert process.is_over()
+    assert child.is_running()
+    process.end()
+    for left in (child, grandchild):
+        assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_got_the_id_of_an_ended_one_is_left_alone(folder, fake):
+    process = TrainingProcess(RECIPE | {"max_train_minutes": 1, "seed": 1}, folder)
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        before = psutil.Process(stranger.pid)
+        before._ident = (before.pid, before._ident[1] - 10)  # as of a process that had this id 10 s before
+        process._descendants = {before}
+        while not process.is_over():
+            time.sleep(0.05)
+        process.end()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_torn_line_of_a_log_is_skipped(folder, fake):
+    process = TrainingProcess(RECIPE | {"max_train_minutes": 1, "seed": 1}, folder)
+    while not process.is_over():
+        time.sleep(0.05)
+    number = len(process.entries)
+    with (folder / "log.jsonl").open("a") as log:
+        log.write('{"step": 9, "lo\n{"step": 10, "loss": 1.0}\n')
+    assert process.is_over()
+    assert process.entries[number:] == [{"step": 10, "loss": 1.0}]
 
 
 def test_a_file_of_a_run_with_other_settings_is_not_taken_for_this_one(recipe, folder, fake):
@@ -349,9 +465,19 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path):
 
 @pytest.mark.slow
 def test_a_comparison_on_the_embedded_task_runs_and_is_reported_on(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    of_the_paper = (
+        "eval_strategy",
+        "eval_on_start",
+        "eval_steps",
+        "num_generations_eval",
+        "per_device_eval_batch_size",
+    )
+    evaluation = {name: read_recipe(find_recipe("gsm8k/qwen2.5-3b-lora-pods"))[name] for name in of_the_paper}
+    recipe.write_text(yaml.safe_dump(read_recipe(find_recipe("quickstart")) | evaluation))
     comparison = tmp_path / "comparison.yaml"
     comparison.write_text(
-        "recipe: quickstart\nminutes: 0.08\naccuracy_minutes: 0.03\nnum_accuracy_problems: 50\nseeds: [1, 2]\n"
+        f"recipe: {recipe}\nminutes: 0.08\naccuracy_minutes: 0.03\nnum_accuracy_problems: 50\nseeds: [1, 2]\n"
         "settings: {logging_steps: 1, per_device_train_batch_size: 32}\n"
         "arms: {grpo: {learning_rate: 3.0e-4}, pods: }\n"
     )

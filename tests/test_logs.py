@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ from trl.extras.profiling import ProfilingContext
 from trl.trainer import grpo_trainer
 
 from trl_pods import PODSGRPOTrainer
+from trl_pods.log_file import LogFileCallback
 
 
 def test_rewards_and_lengths_are_logged_over_all_rollouts(tmp_path):
@@ -248,3 +250,26 @@ def test_extra_columns_that_would_spoil_the_table_are_refused(tmp_path, column, 
 
     with pytest.raises(ValueError, match=message):
         train(tmp_path, Script([F1]), trainer_kwargs={"reward_funcs": [logging]}, **N8_M4, **LOGGED)
+
+
+def test_the_log_file_of_a_resumed_run_ends_the_line_that_a_kill_has_torn_and_every_other_line_is_json(tmp_path):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    path = tmp_path / "run" / "log.jsonl"
+    args = SimpleNamespace(to_dict=lambda: {"weights": [1.0, float("nan"), (float("inf"),)]}, world_size=1)
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0)
+    callback = LogFileCallback(path)
+    callback.on_train_begin(args, state, None)
+    callback.on_log(args, state, None, {"loss": float("nan"), "parts": [{"a": float("-inf")}]})
+    with path.open("a") as file:
+        file.write('{"step": 3, "lo')
+    state.global_step = 2
+    callback.on_train_begin(args, state, None)
+    callback.on_train_begin(args, state, None)  # nothing to end now
+    header, entry, torn, *resumed = path.read_text().splitlines()
+    assert torn == '{"step": 3, "lo'
+    header, entry, *resumed = (json.loads(line, parse_constant=refuse) for line in (header, entry, *resumed))
+    assert header["settings"] == {"weights": [1.0, None, [None]], "world_size": 1}
+    assert entry == {"step": 0, "loss": None, "parts": [{"a": None}]}
+    assert [again["settings"] for again in resumed] == [header["settings"]] * 2

@@ -108,6 +108,39 @@ def test_it_evaluates_after_every_so_many_minutes_and_stops_after_so_many(tmp_pa
     assert times(trainer)[-3:] == [(12, "loss", 120.0), (12, "eval_loss", 120.0), (12, "train_loss", 120.0)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_limits_of_the_clock_hold_where_the_settings_have_none(tmp_path, hands, monkeypatch, kind):
+    settings = {"logging_steps": 100} | ({"max_train_minutes": None, "eval_minutes": None} if kind == "PODS" else {})
+    trainer = make(tmp_path, hands, monkeypatch, kind, **settings)
+    trainer.remove_callback(TrainingClock)
+    trainer.add_callback(TrainingClock(max_train_minutes=1.0, eval_minutes=0.5))
+    trainer.train()
+    assert trainer.delays.evaluated == [3, 6]
+    assert trainer.state.global_step == 6
+
+
+def test_limits_of_the_settings_win_over_those_of_the_clock_one_by_one(tmp_path, hands, monkeypatch):
+    trainer = make(tmp_path, hands, monkeypatch, max_train_minutes=0.5, logging_steps=100)
+    trainer.remove_callback(TrainingClock)
+    trainer.add_callback(TrainingClock(max_train_minutes=1.0, eval_minutes=0.25))
+    trainer.train()
+    assert trainer.delays.evaluated == [2, 3]
+    assert trainer.state.global_step == 3
+
+
+def test_a_limit_of_the_settings_that_a_resumed_run_no_longer_has_is_gone(tmp_path, hands, monkeypatch):
+    settings = {
+        "save_strategy": "steps",
+        "restore_callback_states_from_checkpoint": True,
+        "logging_steps": 100,
+    }
+    make(tmp_path, hands, monkeypatch, max_train_minutes=0.5, **settings).train()
+    unlimited = make(tmp_path, hands, monkeypatch, max_steps=5, **settings)
+    monkeypatch.setattr(Delays, "__init__", lambda self: setattr(self, "hands", hands))
+    unlimited.train(resume_from_checkpoint=True)
+    assert unlimited.state.global_step == 5
+
+
 def test_a_resumed_run_goes_on_counting(tmp_path, hands, monkeypatch):
     settings = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 100, "eval_minutes": 0.75}
     make(tmp_path, hands, monkeypatch, max_steps=4, **settings).train()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _BATCH_SIZE = 64
+_LOGGED = "held_out_accuracy/"
 
 # Columns of a data set that TRL does not pass to reward functions under their name.
 _NO_COLUMNS = {"prompt", "completion", "completion_ids"}
@@ -130,9 +131,10 @@ class AccuracyCallback(TrainerCallback):
         self._measured: dict[int, Accuracy] = {}  # by step
 
     @property
-    def before(self) -> Accuracy:
-        """What was measured first."""
-        return next(iter(self._measured.values()))
+    def first(self) -> tuple[int, Accuracy]:
+        """The step at which it was measured first, and what it was; of a resumed run, by the log it goes on with."""
+        entry = next(entry for entry in self._trainer.state.log_history if f"{_LOGGED}sampled" in entry)
+        return entry["step"], Accuracy(entry[f"{_LOGGED}sampled"], entry[f"{_LOGGED}greedy"])
 
     def __call__(self) -> Accuracy:
         """The accuracy at this step, measured if it has not been."""
@@ -146,7 +148,7 @@ class AccuracyCallback(TrainerCallback):
         with clock.paused():
             accuracy = measure_accuracy(trainer, self._dataset, self._num_problems)
         should_log = trainer.control.should_log  # an entry of our own does not stand for that of the step
-        logs = {f"held_out_accuracy/{kind}": share for kind, share in asdict(accuracy).items()}
+        logs = {f"{_LOGGED}{kind}": share for kind, share in asdict(accuracy).items()}
         # As an entry by itself: the `log` of GRPOTrainer would put the metrics of training into it.
         Trainer.log(trainer, {**logs, TRAIN_TIME: clock.read()})
         trainer.control.should_log = should_log

@@ -22,7 +22,7 @@ from .task import EMBEDDED_POLICY, LOADERS, REWARDS, load_reward, locate_policy,
 
 
 if TYPE_CHECKING:
-    from ..held_out_accuracy import AccuracyCallback
+    from ..held_out_accuracy import Accuracy, AccuracyCallback
     from ..pods_grpo_trainer import PODSGRPOTrainer
 
 
@@ -232,9 +232,9 @@ def main(
     accuracy = _measure_along_the_way(trainer, script_args, load_split)
     trainer.train(resume_from_checkpoint=_checkpoint(training_args.resume_from_checkpoint))
     _save(trainer, script_args.dataset_name)
-    before, after = (accuracy.before, accuracy()) if accuracy else (None, None)
+    first, after = (accuracy.first, accuracy()) if accuracy else (None, None)
     trainer.save_state()
-    trainer.accelerator.print(_summary(training_args, before, after))
+    trainer.accelerator.print(_summary(training_args, first, after))
     _end(trainer)
 
 
@@ -344,15 +344,17 @@ def _save(trainer: "PODSGRPOTrainer", dataset_name: str | None) -> None:
         trainer.accelerator.print(f"Pushed to https://huggingface.co/{trainer.hub_model_id}")
 
 
-def _summary(training_args: PODSGRPOConfig, before: Any, after: Any) -> str:
+def _summary(training_args: PODSGRPOConfig, first: "tuple[int, Accuracy] | None", after: "Accuracy | None") -> str:
     folder = Path(str(training_args.output_dir))
     lines = [f"Model: {folder}", f"Log: {folder / 'trainer_state.json'}"]
     if training_args.log_completions:
         lines.append(f"Completions: {folder / 'completions'}")
-    if before is not None:
-        lines.append(f"{'Held-out accuracy':<20}{'before':>8}{'after':>8}")
-        lines.append(f"{'  sampled':<20}{before.sampled:>8.3f}{after.sampled:>8.3f}")
-        lines.append(f"{'  greedy':<20}{before.greedy:>8.3f}{after.greedy:>8.3f}")
+    if first is not None and after is not None:
+        step, before = first
+        start = f"step {step}" if step else "before"  # a resumed run may not have been measured before
+        lines.append(f"{'Held-out accuracy':<17}{start:>11}{'after':>8}")
+        lines.append(f"{'  sampled':<17}{before.sampled:>11.3f}{after.sampled:>8.3f}")
+        lines.append(f"{'  greedy':<17}{before.greedy:>11.3f}{after.greedy:>8.3f}")
     return "\n".join(lines)
 
 
