@@ -1,7 +1,9 @@
 """How many problems a policy gets right that it was not trained on, once or along the way."""
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from datasets import Dataset
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
+from trl.models import unwrap_model_for_generation
 
 from .chunks import chunks
 from .process_failures import ProcessFailures
@@ -59,14 +62,14 @@ def measure_accuracy(trainer: GRPOTrainer, dataset: Dataset, num_problems: int) 
         dataset ([`~datasets.Dataset`]):
             Problems in the format of the training set.
         num_problems (`int`):
-            How many of the first problems to take, at least one per process.
+            How many of the first problems to take.
 
     Returns:
         [`Accuracy`]: the same on every process.
 
     Raises:
         ValueError: If the first reward function is a model or asynchronous.
-        NotImplementedError: With DeepSpeed or FSDP.
+        NotImplementedError: With FSDP1, and with ZeRO-3 or FSDP2 before training has begun.
 
     Example:
 
@@ -84,10 +87,9 @@ def measure_accuracy(trainer: GRPOTrainer, dataset: Dataset, num_problems: int) 
 
     ```
     """
-    _check_supported(trainer)
-    accelerator = trainer.accelerator
+    check_supported(trainer)
+    _check_begun(trainer)
     problems = dataset.select(range(min(num_problems, len(dataset))))
-    rows = problems.shard(accelerator.num_processes, accelerator.process_index).to_list()
     # All that training sets, so that nothing comes from the defaults that a model brings along.
     sampling = {name: getattr(trainer, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     generation = {
@@ -99,8 +101,8 @@ def measure_accuracy(trainer: GRPOTrainer, dataset: Dataset, num_problems: int) 
         **(trainer.args.generation_kwargs or {}),
     }
     return Accuracy(
-        sampled=_share_right(trainer, rows, generation),
-        greedy=_share_right(trainer, rows, {**generation, "do_sample": False, **dict.fromkeys(sampling)}),
+        sampled=_share_right(trainer, problems, generation),
+        greedy=_share_right(trainer, problems, {**generation, "do_sample": False, **dict.fromkeys(sampling)}),
     )
 
 
@@ -119,11 +121,16 @@ class AccuracyCallback(TrainerCallback):
             How many of the first problems to take.
         minutes (`float`, *optional*):
             Measure after the first step past each multiple of so many minutes of training. `None` is not at all.
+
+    Raises:
+        ValueError: If the first reward function is a model or asynchronous.
+        NotImplementedError: With FSDP1.
     """
 
     def __init__(
         self, trainer: "PODSMixin", dataset: Dataset, num_problems: int, minutes: float | None = None
     ) -> None:
+        check_supported(trainer)
         self._trainer = trainer
         self._dataset = dataset
         self._num_problems = num_problems
@@ -163,12 +170,23 @@ class AccuracyCallback(TrainerCallback):
             self()
 
 
-def _check_supported(trainer: GRPOTrainer) -> None:
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+def check_supported(trainer: GRPOTrainer) -> None:
+    """
+    Refuse what the accuracy cannot be measured with.
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]):
+            The trainer.
+
+    Raises:
+        ValueError: If the first reward function is a model or asynchronous.
+        NotImplementedError: With FSDP1.
+    """
+    if trainer.is_fsdp_enabled and not getattr(trainer.accelerator, "is_fsdp2", False):
         raise NotImplementedError(
-            "The accuracy on held-out problems (num_accuracy_problems) cannot be measured with DeepSpeed or FSDP, "
-            "where the policy is not whole outside a training step. Use num_accuracy_problems=0 and an eval_strategy, "
-            "which logs the rewards on the test split."
+            "The accuracy on held-out problems (num_accuracy_problems) cannot be measured with FSDP1, in which the "
+            "policy does not generate outside a training step. Use FSDP2 or DeepSpeed (accelerate_config: fsdp2 or "
+            "zero2), or num_accuracy_problems=0 and an eval_strategy, which logs the rewards on the test split."
         )
     judge = trainer.reward_funcs[0]
     if isinstance(judge, torch.nn.Module) or inspect.iscoroutinefunction(judge):
@@ -178,39 +196,86 @@ def _check_supported(trainer: GRPOTrainer) -> None:
         )
 
 
-def _share_right(trainer: GRPOTrainer, rows: list[dict[str, Any]], generation: dict[str, Any]) -> float:
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    was_training = model.training
-    devices: list[int] | None = [] if trainer.accelerator.device.type == "cpu" else None  # `None` is all of them
-    model.eval()
+def _check_begun(trainer: GRPOTrainer) -> None:
+    if not _is_sharded(trainer):
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    if trainer.model_wrapped is trainer.model and not isinstance(trainer.model, FSDPModule):
+        raise NotImplementedError(
+            "With ZeRO-3 or FSDP2 the accuracy on held-out problems can be measured in training and after it alone, "
+            "when the policy has been wrapped. Use AccuracyCallback, which measures from the beginning of training on."
+        )
+
+
+def _is_sharded(trainer: GRPOTrainer) -> bool:
+    """Whether no process has the whole policy."""
+    plugin = trainer.accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
+    return trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
+
+
+def _share_right(trainer: GRPOTrainer, problems: Dataset, generation: dict[str, Any]) -> float:
     accelerator = trainer.accelerator
+    rows = problems.shard(accelerator.num_processes, accelerator.process_index).to_list()
+    # Processes that share a policy must generate equally often, whatever becomes of the rows added.
+    num_rows = math.ceil(len(problems) / accelerator.num_processes)
+    rewards: list[Any] = []
+    devices: list[int] | None = [] if accelerator.device.type == "cpu" else None  # `None` is all of them
     failures = ProcessFailures(accelerator.process_index, accelerator.num_processes, trainer.args.ddp_timeout)
-    with torch.random.fork_rng(devices), torch.no_grad(), failures.shared():
-        torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
-        rewards = [
-            reward
-            for part in chunks(len(rows), _BATCH_SIZE)
-            for reward in _rewards(trainer, model, rows[part], generation)
-        ]
+    synced = _is_sharded(trainer) and accelerator.num_processes > 1
+    with _policy(trainer) as model, torch.random.fork_rng(devices), torch.no_grad(), failures.shared():
+        torch.manual_seed(trainer.args.seed + accelerator.process_index)
+        for part in chunks(num_rows, _BATCH_SIZE):
+            own = rows[part]
+            padded = own + [problems[0]] * (len(range(*part.indices(num_rows))) - len(own))
+            inputs = _tokenize(trainer, padded).to(accelerator.device)
+            failures.meet()  # generation may wait for the others
+            outputs = model.generate(**inputs, **generation, synced_gpus=synced)
+            completion_ids = outputs[: len(own), inputs["input_ids"].shape[1] :]
+            rewards += _rewards(trainer, own, completion_ids) if own else []
         failures.meet()
-    model.train(was_training)
     rewards = gather_object(rewards)
     return sum(reward is not None and reward >= 1 for reward in rewards) / len(rewards)
 
 
-def _rewards(trainer: GRPOTrainer, model: Any, rows: list[dict[str, Any]], generation: dict[str, Any]) -> list:
-    prompts = [row["prompt"] for row in rows]
-    conversational = is_conversational(rows[0])
-    inputs = _tokenize(trainer, prompts, conversational).to(trainer.accelerator.device)
-    outputs = model.generate(**inputs, **generation)[:, inputs["input_ids"].shape[1] :]
+@contextmanager
+def _policy(trainer: GRPOTrainer) -> Iterator[Any]:
+    """The policy in a state to generate, and not to learn."""
+    with _unwrapped(trainer) as model:
+        was_training = model.training
+        model.eval()
+        try:
+            yield model
+        finally:
+            model.train(was_training)
+
+
+def _unwrapped(trainer: GRPOTrainer) -> AbstractContextManager[Any]:
+    accelerator = trainer.accelerator
+    if not trainer.is_deepspeed_enabled:
+        return nullcontext(accelerator.unwrap_model(trainer.model_wrapped))
+    options = {
+        "gather_deepspeed3_params": trainer.args.ds3_gather_for_generation,
+        "gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs,  # since trl 1.16
+    }
+    known = inspect.signature(unwrap_model_for_generation).parameters
+    options = {name: value for name, value in options.items() if name in known}
+    return unwrap_model_for_generation(trainer.model_wrapped, accelerator, **options)
+
+
+def _rewards(trainer: GRPOTrainer, rows: list[dict[str, Any]], outputs: torch.Tensor) -> list:
     texts = trainer.processing_class.batch_decode(outputs, skip_special_tokens=True)
+    conversational = is_conversational(rows[0])
     completions = [[{"role": "assistant", "content": text}] for text in texts] if conversational else texts
     columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0] if key not in _NO_COLUMNS}
     columns |= {"trainer_state": trainer.state, "log_extra": _log_nothing, "log_metric": _log_nothing}
     completion_ids = [_up_to_end(ids, trainer) for ids in outputs.tolist()]
     with _in_time(trainer):
         return trainer.reward_funcs[0](
-            prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
+            prompts=[row["prompt"] for row in rows],
+            completions=completions,
+            completion_ids=completion_ids,
+            **columns,
         )
 
 
@@ -229,9 +294,10 @@ def _log_nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
-def _tokenize(trainer: GRPOTrainer, prompts: list, conversational: bool) -> Any:
+def _tokenize(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> Any:
+    prompts = [row["prompt"] for row in rows]
     options = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
-    if not conversational:
+    if not is_conversational(rows[0]):
         return trainer.processing_class(text=prompts, **options)
     return trainer.processing_class.apply_chat_template(
         prompts,

@@ -17,7 +17,7 @@ from launching import launch, once
 from peft import PeftModel
 from rig import make_model
 from safetensors.torch import load_file
-from sharding_cases import CASES
+from sharding_cases import CASES, MEASURED
 from transformers import AutoModelForCausalLM
 
 
@@ -100,3 +100,20 @@ def test_the_saved_adapter_is_that_of_ddp_and_can_be_loaded(saved_by, name, case
     reloaded = PeftModel.from_pretrained(base, saved_by(name) / case).state_dict()
     for key, weight in ours.items():
         assert torch.equal(reloaded[key.replace(".weight", ".default.weight")], weight), key
+
+
+@EACH_BACKEND
+def test_the_accuracy_on_held_out_problems_is_that_of_ddp_and_leaves_training_as_it_was(seen_by, name):
+    ddp = seen_by("ddp")[0][MEASURED]
+    assert [step for step, *_ in ddp["logged"]] == [0, 1, 2, 3]
+    assert len({tuple(shares) for _, *shares in ddp["logged"]}) > 1
+    assert {share for _, *shares in ddp["logged"] for share in shares} - {0.0, 1.0}
+    for rank, ours in enumerate(seen_by(name)):
+        measured = ours[MEASURED]
+        assert measured["logged"] == ddp["logged"]
+        assert measured["after"] == {"sampled": ddp["logged"][-1][1], "greedy": ddp["logged"][-1][2]}
+        assert measured["restored"]
+        if name in ("zero3", "fsdp2"):
+            assert measured["early"].startswith("NotImplementedError: With ZeRO-3 or FSDP2")
+        failed = "ZeroDivisionError: no score today" if rank == 1 else "RuntimeError: Process 1 failed"
+        assert measured["failing"].startswith(failed)
