@@ -248,6 +248,17 @@ def _policy(trainer: GRPOTrainer) -> Iterator[Any]:
             yield model
         finally:
             model.train(was_training)
+            if trainer.is_fsdp_enabled:
+                _reshard(model)
+
+
+def _reshard(model: Any) -> None:
+    """Generation leaves the parameters whole that training would need next, those of the head."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _unwrapped(trainer: GRPOTrainer) -> AbstractContextManager[Any]:

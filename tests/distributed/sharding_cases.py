@@ -32,8 +32,14 @@ from trl_pods import held_out_accuracy
 from trl_pods.held_out_accuracy import AccuracyCallback, measure_accuracy
 
 
-def odd(completion_ids, **kwargs):
-    return [float(sum(ids) % 2) for ids in completion_ids]
+def judging(script):
+    """Rewards of the script in training; of held-out problems the completions with an odd sum are right."""
+    (reward,) = script.reward_functions()
+
+    def f1(completion_ids, **columns):
+        return reward(**columns) if "rollout" in columns else [float(sum(ids) % 2) for ids in completion_ids]
+
+    return f1
 
 
 # Three groups: with two kept of each, the second lies on both processes. Four groups: two lie on each.
@@ -41,7 +47,7 @@ NUM_GROUPS = {"straddling": 3, "inside": 4}
 SAMPLED = {"rollout_func": None, "reward_funcs": [number_of_distinct_words]}
 MEASURED = "full_measured"
 CASES = {
-    MEASURED: ("straddling", {"reward_funcs": [odd]}),
+    MEASURED: ("straddling", {}),
     "full_inside": ("inside", {}),
     "full_straddling": ("straddling", {}),
     "full_sampled": ("straddling", SAMPLED),
@@ -75,6 +81,8 @@ def run(folder, case):
     where, trainer_kwargs = CASES[case]
     num_groups = NUM_GROUPS[where]
     script = Script((STRADDLING + STRADDLING)[:num_groups])
+    if case == MEASURED:
+        trainer_kwargs = {"reward_funcs": judging(script)}
     trainer = make_trainer(
         folder / case,
         script,

@@ -113,6 +113,9 @@ def test_the_accuracy_on_held_out_problems_is_that_of_ddp_and_leaves_training_as
         assert measured["logged"] == ddp["logged"]
         assert measured["after"] == {"sampled": ddp["logged"][-1][1], "greedy": ddp["logged"][-1][2]}
         assert measured["restored"]
+        assert measured["trained"] == ours["full_straddling"]["trained"]
+        for logs, unmeasured in zip(measured["logs"], ours["full_straddling"]["logs"], strict=True):
+            assert logs == pytest.approx(unmeasured, abs=1e-6, rel=1e-5)
         if name in ("zero3", "fsdp2"):
             assert measured["early"].startswith("NotImplementedError: With ZeRO-3 or FSDP2")
         failed = "ZeroDivisionError: no score today" if rank == 1 else "RuntimeError: Process 1 failed"
