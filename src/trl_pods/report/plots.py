@@ -102,8 +102,8 @@ def _speed_up(summary: Summary, folder: Path) -> str | None:
     if not any(speed_up.target for speed_up, _ in found_of_all):
         return None
     ratios = [found.ratio or 0 for found, _ in found_of_all]
-    ends = [interval.high or 0 for _, interval in found_of_all if interval is not None]
-    top = 1.1 * max(end for end in [1.0, *ratios, *ends] if end < np.inf)  # an interval may have no end
+    highs = [interval.high or 0 for _, interval in found_of_all if interval is not None]
+    top = 1.1 * max(end for end in [1.0, *ratios, *highs] if end < np.inf)  # an interval may have no end
     figure, axes = figure_with_axes(height=3.6)
     shares = list(others[0][0].speed_ups)
     places = np.arange(len(shares))
