@@ -1,4 +1,5 @@
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
 from trl_pods.data.addition import addition_reward, embedded_policy_path, load_addition
-from trl_pods.held_out_accuracy import measure_accuracy
+from trl_pods.held_out_accuracy import AccuracyCallback, measure_accuracy
 from trl_pods.scripts import make_addition_policy
 
 
@@ -123,6 +124,12 @@ def test_measuring_heeds_the_settings_of_generation_and_gives_the_function_what_
     trainer.args.generation_kwargs = None
     measure_accuracy(trainer, load_addition("test"), num_problems=60)
     assert max(lengths) == 4
+
+
+def test_fsdp1_is_refused_when_the_measurement_is_set_up():
+    trainer = SimpleNamespace(is_fsdp_enabled=True, accelerator=SimpleNamespace(is_fsdp2=False))
+    with pytest.raises(NotImplementedError, match="with FSDP1.* Use FSDP2 or DeepSpeed .*or num_accuracy_problems=0"):
+        AccuracyCallback(trainer, load_addition("test"), num_problems=5)
 
 
 def test_a_function_that_hangs_while_accuracy_is_measured_is_interrupted(tmp_path):

@@ -36,8 +36,8 @@ A comparison is a YAML file (--config: its path, or the name of a shipped one), 
 Seeds are the outer loop, and each starts with another arm, so that a slow phase of the machine meets all arms. Every
 run is a process of its own. It leaves one JSON file in OUTPUT_DIR/runs (its fields: the head of
 trl_pods/comparison/run_file.py); a run that has finished is not run again, one that failed or was interrupted is. The
-learning rate is constant unless the comparison sets lr_scheduler_type, and nothing is saved unless it sets
-save_strategy.
+learning rate is constant unless the comparison sets lr_scheduler_type, and nothing is saved or evaluated by TRL unless
+it sets save_strategy or eval_strategy; what the recipe says of that, of the hub and of resuming is left out.
 
 Shipped comparisons: {", ".join(shipped_comparisons()) or "none"}."""
 

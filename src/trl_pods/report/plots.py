@@ -22,6 +22,7 @@ _PHASE_COLORS = {
     "update": "#D55E00",
     OTHER: "#BBBBBB",
 }
+_LEGEND_CHARACTERS = 90  # of the labels beside each other
 _FEW_POINTS = 15  # fewer are marked, so that a point alone is seen
 
 
@@ -52,11 +53,11 @@ def _accuracy(summary: Summary, folder: Path) -> str:
         mean, half = (100 * curve for curve in band(arm.accuracy_RT))
         low, high = np.clip((mean - half, mean + half), 0, 100)
         axes.fill_between(times, low, high, color=color, alpha=0.15, linewidth=0)
-        axes.plot(times, mean, color=color, linestyle=style, label=arm.name, zorder=3)
+        label = arm.name + (" (one run: no band)" if len(arm.runs) == 1 else "")
+        axes.plot(times, mean, color=color, linestyle=style, label=label, zorder=3)
     reached = [arm.speed_ups[PAPER_SHARE][0] for arm in summary.arms if arm.speed_ups]
     reached = [found for found in reached if found.target]
-    single = [arm.name for arm in summary.arms if len(arm.runs) == 1]
-    subtitle = f"mean over runs, {_with('95 % bands', single, len(summary.arms))}"
+    subtitle = "mean over runs with 95 % bands"
     if reached:
         target = 100 * reached[0].target
         axes.axhline(target, color=BASELINE_COLOR, linewidth=0.9, linestyle=(0, (4, 3)))
@@ -65,15 +66,8 @@ def _accuracy(summary: Summary, folder: Path) -> str:
     axes.set_ylabel("accuracy on held-out problems, %")
     title(axes, f"Accuracy, {_num_runs(summary)}", subtitle)
     _time_axis(axes, summary)
-    _legend(axes, len(summary.arms))
+    _legend(axes)
     return save(figure, folder, "accuracy")
-
-
-def _with(what: str, single: list[str], num_arms: int) -> str:
-    """What shows how sure a plot is, and for which arms it cannot be had."""
-    if len(single) == num_arms:
-        return f"one run: no {what}"
-    return f"with {what}" + (f" (one run, none: {', '.join(single)})" if single else "")
 
 
 def _mark_times(axes: "Axes", summary: Summary, target: float) -> None:
@@ -114,7 +108,9 @@ def _speed_up(summary: Summary, folder: Path) -> str | None:
     shift = 0.7 / len(others)
     for number, (arm, color) in enumerate(others):
         where = places + (number - (len(others) - 1) / 2) * shift
-        axes.plot([], [], "o", color=color, markersize=7, label=arm.name)
+        is_sure = all(interval is not None for _, interval in arm.speed_ups.values())
+        label = arm.name + ("" if is_sure else " (one run: no interval)")
+        axes.plot([], [], "o", color=color, markersize=7, label=label)
         for x, (found, interval) in zip(where, arm.speed_ups.values(), strict=True):
             if interval is not None and interval.high is not None:
                 ends = np.clip((interval.low or 0, interval.high), 0, top)
@@ -128,13 +124,11 @@ def _speed_up(summary: Summary, folder: Path) -> str | None:
         xlabel=f"share of the best of {summary.baseline} that is asked for",
         ylabel=f"speed-up over {summary.baseline}",
     )
-    single = [arm.name for arm, _ in others if any(interval is None for _, interval in arm.speed_ups.values())]
-    subtitle = _with("95 % bootstrap intervals over runs", single, len(others))
-    subtitle += f"; shaded: the paper's {PAPER_SHARE:g}"
+    subtitle = f"with 95 % bootstrap intervals over runs; shaded: the paper's {PAPER_SHARE:g}"
     if any(found.ratio is None for found, _ in found_of_all):
         subtitle += "; x: never reached"
     title(axes, f"Speed-up, {_num_runs(summary)}", subtitle)
-    _legend(axes, len(others))
+    _legend(axes)
     return save(figure, folder, "speed_up")
 
 
@@ -156,7 +150,7 @@ def _steps(summary: Summary, folder: Path) -> str | None:
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.set(xlabel="seconds, mean over runs", title="Where the time of a step goes")
-    _legend(axes, len(PHASES) + 1)
+    _legend(axes)
     return save(figure, folder, "step_seconds")
 
 
@@ -204,7 +198,7 @@ def _over_time(
     of_kept = "; dotted: of the kept ones alone" if ":" in drawn else ""
     title(axes, f"{heading}, {_num_runs(summary)}", f"mean over all rollouts of all runs{of_kept}")
     _time_axis(axes, summary)
-    _legend(axes, len(summary.arms))
+    _legend(axes)
     return save(figure, folder, name)
 
 
@@ -234,5 +228,7 @@ def _num_runs(summary: Summary) -> str:
     return f"{numbers[0]} runs" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} runs"
 
 
-def _legend(axes: "Axes", num_entries: int) -> None:
-    axes.figure.legend(loc="outside lower center", ncols=min(num_entries, 5), handlelength=1.6)
+def _legend(axes: "Axes") -> None:
+    _, labels = axes.get_legend_handles_labels()
+    columns = min(len(labels), 5, max(1, _LEGEND_CHARACTERS // max(map(len, labels))))
+    axes.figure.legend(loc="outside lower center", ncols=columns, handlelength=1.6)

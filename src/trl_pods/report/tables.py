@@ -88,7 +88,7 @@ def _failed_text(summary: Summary) -> str:
 
 def _nothing_text(summary: Summary) -> str:
     if any(not speed_up.target for arm in summary.arms for speed_up, _ in arm.speed_ups.values()):
-        return f"The baseline, {summary.baseline}, learned nothing: its accuracy is 0 throughout."
+        return f"The baseline, {summary.baseline}, learned nothing: its accuracy is 0 at every time after the start."
     return _NONE
 
 
