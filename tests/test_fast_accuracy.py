@@ -1,5 +1,6 @@
 """`fast_accuracy_reward` against TRL's own, and the processes behind it."""
 
+import itertools
 import os
 import random
 import re
@@ -8,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from decimal import Decimal
 
 import psutil
 import pytest
-from sympy import I, Rational, Symbol, cos, log, pi, sin, sqrt
+from sympy import Float, I, Integer, Mul, Pow, Rational, Symbol, cos, log, pi, sin, sqrt, tan
 from trl.rewards import accuracy_reward
 
-from trl_pods.rewards import fast_accuracy, fast_accuracy_reward, math_accuracy_reward
+from trl_pods.rewards import fast_accuracy, fast_accuracy_reward, math_accuracy_reward, worker_pool
 from trl_pods.rewards.shortcuts import surely_differ
 from trl_pods.rewards.worker_pool import WorkerPool, num_workers, shared_pool
 
@@ -34,7 +36,8 @@ FAMILIES = r"""
 \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} | \begin{pmatrix} 1 \\ 2 \end{pmatrix} |
 \begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix} | \text{even} | \text{Monday} | even | \text{(B)} | B |
 \mathrm{odd} | \infty | -\infty | \frac{}{} | \frac{1}{ | (((1 | ? | \text{} | \sqrt{} | 1 2 | x^ |
-\boxed{18} | \unknown{3}
+\boxed{18} | \unknown{3} | 1.6 \times 10^{12} | 1600000000000 | 16 \times 10^{11} | 1.1\times 10^{10}\pi |
+11000000000\pi | 11\times 10^9\pi | \sqrt{2}^{100} | 2^{50}
 """
 ANSWERS = ["", *(answer.strip() for answer in re.split("[|]", FAMILIES))]
 GOLDS = [f"${answer}$" for answer in ANSWERS] + [rf"\boxed{{{answer}}}" for answer in ANSWERS[::5]] + ANSWERS[::3]
@@ -161,7 +164,44 @@ def test_a_point_where_they_differ_is_found_for_different_expressions_alone(left
     assert surely_differ(left, right + Rational(1, 1000))
 
 
+def power(base, exponent):
+    return Pow(base, exponent, evaluate=False)
+
+
+UNDECIDED = [
+    # A decimal is rounded to a binary number, so that the difference is not zero, but it is simplified to zero.
+    (Mul(Float("1.6"), power(10, 12), evaluate=False), Integer(1_600_000_000_000)),
+    (Mul(Float("1.1"), power(10, 10), pi, evaluate=False), 11 * 10**9 * pi),
+    # More digits cancel than are evaluated.
+    (power(power(2, 50), 100), power(power(sqrt(2), 100), 100)),
+    # The tangent is evaluated for a rounded argument.
+    (tan(3**50), sin(3**50) / cos(3**50)),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), UNDECIDED)
+def test_no_difference_is_claimed_where_the_digits_do_not_show_one(left, right):
+    assert not surely_differ(left, right)
+    assert not surely_differ(right, left)
+
+
+def test_a_decimal_and_a_power_of_ten_are_compared_as_trl_compares_them():
+    cases = []
+    for digits in ("1.6", "0.3"):
+        for exponent in (9, 11, 12):
+            scientific = rf"{digits} \times 10^{{{exponent}}}"
+            plain = int(Decimal(digits) * 10**exponent)
+            forms = [scientific, str(plain), rf"{scientific}\pi", rf"{plain}\pi", str(plain + 1)]
+            cases += [(gold, answer) for gold, answer in itertools.permutations(forms, 2)]
+    rewards = assert_equal_to_trl([rf"\boxed{{{answer}}}" for _, answer in cases], [f"${gold}$" for gold, _ in cases])
+    assert rewards[0] == 1.0  # 1.6 * 10^9 and 1600000000
+
+
 # The processes
+
+
+# Neither is known to end. No alarm interrupts the first, which is one operation of Python.
+ENDLESS = [r"9^{10^{9}}", r"\sum_{k=1}^{10^{9}} \frac{1}{k}"]
 
 
 def workers_of(process):
@@ -178,14 +218,69 @@ def test_a_worker_that_was_killed_is_replaced():
     assert pool.map("judge_reading", [("x+1", "1+x"), ("x+1", "x")], if_ended=None) == [1.0, 0.0]
 
 
+def count_starts(monkeypatch):
+    starts = []
+    popen = subprocess.Popen
+
+    def start(command, **kwargs):
+        starts.append(command)
+        return popen(command, **kwargs)
+
+    monkeypatch.setattr(worker_pool.subprocess, "Popen", start)
+    return starts
+
+
 def test_an_error_in_a_worker_is_raised_here_and_one_that_cannot_start_as_well(monkeypatch):
     pool = WorkerPool(1)
     with pytest.raises(KeyError, match="no_such_function"):
         pool.map("no_such_function", [("1",)], if_ended=None)
     assert pool.map("can_read", [("x+1",)], if_ended=None) == [True]
     monkeypatch.setattr(sys, "path", [])
+    starts = count_starts(monkeypatch)
     with pytest.raises(RuntimeError, match="exit code 1"):
-        WorkerPool(1).map("can_read", [("x+1",)], if_ended=None)
+        WorkerPool(1).map("can_read", [("x+1",)] * 5, if_ended=None)
+    assert len(starts) == 1  # and not once for each argument
+
+
+def test_a_path_and_the_current_directory_among_the_places_to_import_from_do_no_harm(monkeypatch, tmp_path):
+    (tmp_path / "json.py").write_text("raise RuntimeError('not the json of Python')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])  # Python passes over what is no string
+    assert WorkerPool(1).map("can_read", [("x+1",)], if_ended=None) == [True]
+
+
+def test_the_time_to_start_is_not_that_of_an_answer_and_one_that_is_never_ready_is_an_error(monkeypatch):
+    monkeypatch.setattr(worker_pool, "_PROGRAM", "import time; time.sleep(2)" + worker_pool._PROGRAM)
+    monkeypatch.setattr(worker_pool, "_MAX_SECONDS", 1)
+    with pytest.raises(KeyError, match="answers_at_once"):
+        WorkerPool(1).map("answers_at_once", [("1",)], if_ended=None)
+    monkeypatch.setattr(worker_pool, "_MAX_SECONDS_TO_START", 0.5)
+    with pytest.raises(RuntimeError, match="did not start: no word from it in 0.5 s"):
+        WorkerPool(1).map("can_read", [("x+1",)] * 5, if_ended=None)
+
+
+def test_an_endless_answer_holds_up_no_one_even_where_one_process_works_at_a_time():
+    pool = WorkerPool(1)
+    before = workers_of(psutil.Process())
+    assert pool.map("can_read", [("x+1",)], if_ended=None) == [True]
+    (worker,) = set(workers_of(psutil.Process())) - set(before)
+    answers = []
+
+    def ask(name, *request):
+        answers.append((name, pool.map(*request, if_ended="ended")))
+
+    endless = threading.Thread(
+        target=ask, args=("endless", "judge", [("$5$", rf"\boxed{{{ENDLESS[0]}}}")]), daemon=True
+    )
+    start = sum(worker.cpu_times()[:2])
+    endless.start()
+    while endless.is_alive() and sum(worker.cpu_times()[:2]) < start + 0.3:  # until the answer is being judged
+        time.sleep(0.05)
+    ask("other", "can_read", [("x+2",), ("x+3",)])
+    assert answers == [("other", [True, True])]
+    worker.kill()
+    endless.join(timeout=30)
+    assert answers[1:] == [("endless", ["ended"])]
 
 
 def test_there_is_a_worker_for_each_core_of_a_training_process(monkeypatch):
@@ -195,10 +290,6 @@ def test_there_is_a_worker_for_each_core_of_a_training_process(monkeypatch):
     assert num_workers() == 3
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "32")
     assert num_workers() == 1
-
-
-# Neither is known to end. No alarm interrupts the first, which is one operation of Python.
-ENDLESS = [r"9^{10^{9}}", r"\sum_{k=1}^{10^{9}} \frac{1}{k}"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from typing import Any
 _CLEARLY_NOT_ZERO = 1e-6
 # A larger power of a sum is not quickly evaluated.
 _MAX_EXPONENT = 100
-_FUNCTIONS = {"sin", "cos", "tan", "log", "exp", "Abs"}
+# Those that sympy evaluates to the digits that are asked for, and not from a rounded argument as the others.
+_FUNCTIONS = {"sin", "cos", "log", "exp", "Abs"}
 
 
 def install() -> None:
@@ -96,8 +97,9 @@ def surely_differ(left: Any, right: Any) -> bool:
         # Some positive values that no answer singles out.
         symbols = sorted(difference.free_symbols, key=str)
         point = {symbol: 0.7390851 + 0.2113249 * position for position, symbol in enumerate(symbols)}
-        return bool(abs(difference.evalf(15, subs=point)) > _CLEARLY_NOT_ZERO)
-    except Exception:  # an undefined value, or one that cannot be compared
+        # Strict: where more digits cancel than it carries, sympy would return what is left of them.
+        return bool(abs(difference.evalf(15, subs=point, strict=True)) > _CLEARLY_NOT_ZERO)
+    except Exception:  # an undefined value, one that cannot be compared, or too many digits cancel
         return False
 
 
@@ -111,7 +113,8 @@ def _is_elementary_node(node: Any) -> bool:
     if node.is_Pow:
         return bool(node.exp.is_Number and abs(node.exp) <= _MAX_EXPONENT)
     if node.is_Number:
-        return node.is_finite is True
+        # A decimal is rounded to a binary number. 1.6 * 10^12 - 1600000000000 is not zero, but is simplified to zero.
+        return node.is_finite is True and not node.is_Float
     return bool(
         node.is_NumberSymbol or node.is_Symbol or node.is_Add or node.is_Mul or type(node).__name__ in _FUNCTIONS
     )

@@ -1,10 +1,11 @@
 r"""
 A process that judges answers: the far end of [`~trl_pods.rewards.worker_pool.WorkerPool`].
 
-It reads one request a line, calls the function that is named and writes what it returns, as JSON. math-verify limits
-its own time by an alarm, which Python allows in the main thread only; here all is done in it. What no alarm can
-interrupt (one long operation on huge integers, say) the kernel ends, and the process with it, by a limit on the time
-of the processor, also when the process that asked has been killed. One without work ends when its input does.
+When it has imported what it needs it says so. Then it reads one request a line, calls the function that is named and
+writes what it returns, as JSON. math-verify limits its own time by an alarm, which Python allows in the main thread
+only; here all is done in it. What no alarm can interrupt (one long operation on huge integers, say) the kernel ends,
+and the process with it, by a limit on the time of the processor, also when the process that asked has been killed. One
+without work ends when its input does.
 """
 
 import contextlib
@@ -28,6 +29,8 @@ PARSING_SECONDS = 10
 VERIFY_SECONDS = 5
 # What an alarm can interrupt it has interrupted by then.
 _GRACE = 1
+# Its first line.
+READY = "ready\n"
 
 _INTEGER = r"(-?(?:0|[1-9][0-9]{0,17}))"
 _EXACT = re.compile(rf"{_INTEGER}|\\frac\{{{_INTEGER}\}}\{{([1-9][0-9]{{0,17}})\}}")
@@ -47,6 +50,8 @@ def serve() -> None:
         "judge_reading": judge_reading,
     }
     shortcuts.install()
+    replies.write(READY)
+    replies.flush()
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:

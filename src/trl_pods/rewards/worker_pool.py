@@ -7,6 +7,7 @@ They end with this process, however it ends.
 """
 
 import builtins
+import contextlib
 import json
 import logging
 import os
@@ -15,17 +16,25 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing import connection
 from typing import Any, NoReturn
+
+from .worker import READY
 
 
 logger = logging.getLogger(__name__)
 
 # Seconds after which a process is killed that is neither done nor ended by its own limits.
 _MAX_SECONDS = 60
+# Seconds it may take to start; from a slow disk the imports are slow too.
+_MAX_SECONDS_TO_START = 600
+# An answer that takes longer may never end. Another process then works beside the one that is busy with it.
+_SECONDS_ALONE = 1
+_LEAST_PROCESSES = 4
 _MAX_WORKERS = 8
 
 _PROGRAM = """
@@ -42,7 +51,8 @@ class WorkerPool:
 
     Args:
         num_workers (`int`):
-            How many there are at most.
+            How many work at a time. One that has been busy with an answer for more than a second does not count: up to
+            twice as many, and at least four, are started where answers never end.
 
     Example:
 
@@ -55,10 +65,12 @@ class WorkerPool:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="trl_pods-rewards")
+        most = max(2 * num_workers, _LEAST_PROCESSES)
+        self._executor = ThreadPoolExecutor(most, thread_name_prefix="trl_pods-rewards")
+        self._turns = threading.Semaphore(num_workers)
         # The last one that was used comes first; `None` is one that is yet to be started.
         self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(num_workers):
+        for _ in range(most):
             self._free.put(None)
 
     def map(self, function: str, arguments: Sequence[tuple], *, if_ended: Any) -> list[Any]:
@@ -75,6 +87,10 @@ class WorkerPool:
 
         Returns:
             `list[Any]`: the results, in the order of the arguments.
+
+        Raises:
+            RuntimeError: If a process cannot be started, or fails; or what the function raised. The first error ends
+                all calls.
         """
         is_given_up = threading.Event()
         calls = [self._executor.submit(self._call, [function, each], if_ended, is_given_up) for each in arguments]
@@ -88,20 +104,25 @@ class WorkerPool:
         return [call.result() for call in calls]
 
     def _call(self, request: list[Any], if_ended: Any, is_given_up: threading.Event) -> Any:
-        if is_given_up.is_set():
-            return None
-        worker = self._free.get()
-        try:
-            if worker is None or not worker.is_alive:
-                worker = _Worker()
-            return worker.call(request, is_given_up)
-        except _EndedError as error:
-            worker = None
-            if not is_given_up.is_set():
-                logger.warning(f"An answer could not be judged and counts as {if_ended}: {error}")
-            return if_ended
-        finally:
-            self._free.put(worker)
+        with contextlib.ExitStack() as turn:
+            turn.enter_context(self._turns)
+            if is_given_up.is_set():
+                return None
+            worker = self._free.get()
+            try:
+                if worker is None or not worker.is_alive:
+                    worker = _Worker(is_given_up)
+                return worker.call(request, is_given_up, turn.close)
+            except _EndedError as error:
+                worker = None
+                if not is_given_up.is_set():
+                    logger.warning(f"An answer could not be judged and counts as {if_ended}: {error}")
+                return if_ended
+            except BaseException:
+                is_given_up.set()
+                raise
+            finally:
+                self._free.put(worker)
 
 
 class _EndedError(Exception):
@@ -109,11 +130,12 @@ class _EndedError(Exception):
 
 
 class _Worker:
-    """This end of one process."""
+    """This end of one process, which is ready once this is made."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_given_up: threading.Event) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM],
+            # -P: a file in the current directory must not take the place of a module of Python.
+            [sys.executable, "-P", "-c", _PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -123,15 +145,24 @@ class _Worker:
         self._requests: Any = self._process.stdin
         self._replies: Any = self._process.stdout
         self._end = weakref.finalize(self, _end, self._process, os.getpid())  # also when Python exits
-        self._send(sys.path)
+        try:
+            self._send([path for path in sys.path if isinstance(path, str)])  # Python looks at no other, say a `Path`
+            line = self._receive(is_given_up, _MAX_SECONDS_TO_START)
+        except _EndedError as error:
+            if is_given_up.is_set():
+                raise
+            raise RuntimeError(f"A process that judges answers did not start: {error}.") from error
+        if line != READY:
+            self._end()
+            raise RuntimeError(f"A process that judges answers printed {line!r} before it was ready.")
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def call(self, request: list[Any], is_given_up: threading.Event) -> Any:
+    def call(self, request: list[Any], is_given_up: threading.Event, if_slow: Callable[[], None]) -> Any:
         self._send(request)
-        reply = json.loads(self._receive(is_given_up))
+        reply = json.loads(self._receive(is_given_up, _MAX_SECONDS, if_slow))
         if "error" in reply:
             name, message = reply["error"]
             raise getattr(builtins, name, RuntimeError)(message)
@@ -144,14 +175,18 @@ class _Worker:
         except OSError:
             self._raise_ended()
 
-    def _receive(self, is_given_up: threading.Event) -> str:
-        for _ in range(_MAX_SECONDS * 5):
-            if connection.wait([self._replies], timeout=0.2):
-                return self._replies.readline() or self._raise_ended()
-            if is_given_up.is_set():
-                break
-        self._end()
-        raise _EndedError(f"no result after {_MAX_SECONDS} s")
+    def _receive(
+        self, is_given_up: threading.Event, max_seconds: float, if_slow: Callable[[], None] = lambda: None
+    ) -> str:
+        start = time.monotonic()
+        while not connection.wait([self._replies], timeout=0.2):
+            seconds = time.monotonic() - start
+            if is_given_up.is_set() or seconds > max_seconds:
+                self._end()
+                raise _EndedError(f"no word from it in {max_seconds} s")
+            if seconds > _SECONDS_ALONE:
+                if_slow()
+        return self._replies.readline() or self._raise_ended()
 
     def _raise_ended(self) -> NoReturn:
         code = self._process.wait()  # it has closed its end, or is closing it
