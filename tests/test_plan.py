@@ -25,7 +25,7 @@ from trl_pods.planning.costs import Line, Polyline, fit_costs, fit_line
 from trl_pods.planning.measurement import Measurement, join_passes, read_measurement
 from trl_pods.planning.pairs import CHECK, FIT, Grid, make_grid, plan_processes
 from trl_pods.planning.recommendation import Option, reason, recommend
-from trl_pods.planning.signal import Pools, Rule, pool
+from trl_pods.planning.signal import Pools, Rule, check_rule, pool
 
 
 FAKE = Path(__file__).parent / "fake_training.py"
@@ -161,6 +161,8 @@ NEEDED = ["--config", "RECIPE", "--output_dir", "out"]
         ([*NEEDED, "--memory_rows", "5"], "memory_rows=5 holds no group"),
         ([*NEEDED, "--selector", "shortest"], "Plan with --selector max_variance"),
         ([*NEEDED, "--selector", "best"], "selector='best' is not a rule"),
+        ([*NEEDED, "--selector", "no_rules.mine"], "selector='no_rules.mine' cannot be imported"),
+        ([*NEEDED, "--mask_truncated_completions"], "Plan with --mask_truncated_completions false"),
         ([*NEEDED, "--selecter", "random"], "Did you mean 'selector'?"),
         ([*NEEDED, "--model_name_or_path", "./x"], "model_name_or_path='./x' is no folder"),
     ],
@@ -176,6 +178,29 @@ def test_a_wrong_plan_is_refused_by_one_line_before_anything_is_measured(args, m
     assert error.count("\n") == 1
     assert message in error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_rule_in_the_current_directory_is_found_as_it_is_in_training(tmp_path, monkeypatch):
+    (tmp_path / "rules_lying_here.py").write_text("def first(rewards, num_selected): ...")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # "" is the current directory
+    monkeypatch.chdir(tmp_path)
+    check_rule({"selector": "rules_lying_here.first", "mask_truncated_completions": False})
+    assert sys.modules.pop("rules_lying_here").__file__ == str(tmp_path / "rules_lying_here.py")
+
+
+def test_a_round_that_is_not_trained_on_to_its_end_is_left_out():
+    # Three micro-batches a round and two a step: rounds start in the steps 1, 2, 4 and 5, and end in 2, 3 and 5.
+    entries = [{"step": step, "loss": 0.0} for step in range(1, 6)] + [{"train_loss": 0.0, "time/update": 9.0}]
+    for step in (1, 2, 4, 5):
+        entries[step - 1] |= {"time/generate": step, "time/score": 0.0, "completions/mean_length": 10 * step}
+    for step in (2, 3, 5):
+        entries[step - 1] |= {"time/update": step / 10}
+    rounds = measuring._rounds(entries, warmup=1)
+    assert rounds == {"generate": [2, 4], "score": [0.0, 0.0], "update": [0.3, 0.5], "length": [20, 40]}
+    measurement = Measurement(FIT, 8, 4, {}, rounds=rounds, rollouts=1)
+    assert measurement.step_range() == (2.3, 4.5)
+    assert measurement.seconds_per_token() == 0.1
+    assert measuring._rounds(entries, warmup=3) == measuring._rounds([], warmup=0) == {}
 
 
 # Costs
@@ -306,6 +331,9 @@ def test_the_rule_of_the_recipe_selects_and_its_weights_add_up_the_reward():
     unseen = pools_of([(1, 0), (1, 2)], functions=two, selection_reward_funcs=["right"])
     assert unseen.kept_variance(64, 2) == 0.0
     assert pools_of([0, 0.1], min_reward_std=0.2).kept_variance(64, 2) == 0.0
+    # Apart by rounding alone, as in training.
+    rounded = pools_of([(1.0, 0), (1 + 1e-9, 2)], functions=two, selection_reward_funcs="right")
+    assert rounded.kept_variance(64, 2) == 0.0
 
 
 def test_a_rollout_without_a_score_is_kept_last_and_deviates_from_nothing():

@@ -52,7 +52,7 @@ from .merged_weights import base_weights_untouched
 from .padding import PER_IMAGE, PaddingCutter
 from .process_failures import ProcessFailures
 from .reward_deadline import RewardDeadline
-from .reward_statistics import advantages_over_all, total_rewards
+from .reward_statistics import NO_SPREAD, advantages_over_all, total_rewards
 from .round_logs import RoundLogs
 from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
@@ -72,9 +72,6 @@ _EXTRA_FIELDS = 5  # position of the dictionary of `rollout_func`'s further fiel
 
 # Lists with one entry per row that TRL sets on the trainer before it generates. It goes on using the first alone.
 _PER_ROW_ATTRIBUTES = {"_batch_environments", "environments", "_sync_tool_dicts", "_async_tool_dicts"}
-
-# A standard deviation that is zero but for rounding, as TRL judges it for `frac_reward_zero_std`.
-_NO_SPREAD = 1e-8
 
 # TRL lets a step of the engine take so many tokens, and vLLM refuses to run more sequences than that.
 _MOST_SEQUENCES = 4096
@@ -499,7 +496,7 @@ Y. K. Li and Y. Wu and Daya Guo},
             )
         )
         kept = (indices + n * torch.arange(len(indices))[:, None]).flatten()
-        has_signal = nanstd(totals.view(-1, n), dim=1) > max(self.args.min_reward_std, _NO_SPREAD)
+        has_signal = nanstd(totals.view(-1, n), dim=1) > max(self.args.min_reward_std, NO_SPREAD)
         metrics = {
             "pods/no_signal": 1 - has_signal.double().mean().item(),
             "pods/kept_length": lengths[kept].double().mean().item(),

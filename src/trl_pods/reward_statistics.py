@@ -9,6 +9,8 @@ import torch
 from trl.trainer.utils import nanstd
 
 
+# A standard deviation that is zero but for rounding, as TRL judges it for `frac_reward_zero_std`.
+NO_SPREAD = 1e-8
 # TRL adds it to the standard deviation before dividing by it.
 _EPSILON = 1e-4
 

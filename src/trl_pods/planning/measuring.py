@@ -131,11 +131,16 @@ def _result(planned: Planned, process: TrainingProcess, warmup: int) -> Measurem
 
 
 def _rounds(entries: Sequence[dict[str, Any]], warmup: int) -> dict[str, list[float]]:
-    """What was logged of each round after the warm-up. With several rounds in a step, their means."""
+    """
+    What was logged of each round after the warm-up. With several rounds in a step, their means.
+
+    Where a step holds no whole number of rounds, the last one may be generated and not yet trained on: it is left out.
+    """
     names = {phase: f"time/{phase}" for phase in PHASES} | {"length": "completions/mean_length"}
     names |= {"memory": "memory/update_peak"}
     logged = {name: [e[key] for e in entries if "loss" in e and e.get(key) is not None] for name, key in names.items()}
-    return {name: values[warmup:] for name, values in logged.items() if values[warmup:]}
+    num_whole = min((len(values) for values in logged.values() if values), default=0)
+    return {name: values[warmup:num_whole] for name, values in logged.items() if values[warmup:num_whole]}
 
 
 def _functions(entries: Sequence[dict[str, Any]]) -> list[str]:

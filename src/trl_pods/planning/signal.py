@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from trl.trainer.utils import nanstd
 
-from ..reward_statistics import total_rewards
+from ..reward_statistics import NO_SPREAD, total_rewards
+from ..scripts.task import make_current_directory_importable
 from ..selectors import resolve_selector, select
 from .measurement import Measurement
 
@@ -75,7 +76,7 @@ class Rule:
         squares_D = (totals_DM - totals_DM.nanmean(dim=1, keepdim=True)).square().nansum(dim=1)
         least = self.settings.get("min_reward_std") or 0.0
         if names is not None or least > 0:
-            squares_D = squares_D * (nanstd(looked_at_DN, dim=1) > max(least, 1e-12))
+            squares_D = squares_D * (nanstd(looked_at_DN, dim=1) > max(least, NO_SPREAD))
         return squares_D
 
 
@@ -160,12 +161,18 @@ def check_rule(settings: Mapping[str, Any]) -> None:
             The recipe.
 
     Raises:
-        ValueError: If the rule is unknown, or looks at the lengths of completions.
+        ValueError: If the rule is unknown, or what it sees depends on the lengths of completions.
     """
+    make_current_directory_importable()  # as it is in the processes that are measured
     selector = settings.get("selector") or "max_variance"
     rule = resolve_selector(selector, settings.get("selector_kwargs"))
     if "completion_lengths" in inspect.signature(rule).parameters:
         raise ValueError(
             f"selector={selector!r} looks at the lengths of completions, and a plan draws rewards alone. Plan with "
             "--selector max_variance."
+        )
+    if settings.get("mask_truncated_completions"):
+        raise ValueError(
+            f"mask_truncated_completions={settings['mask_truncated_completions']!r} takes what is cut off out of the "
+            "selection, and a plan draws rewards alone. Plan with --mask_truncated_completions false."
         )

@@ -126,6 +126,12 @@ def locate_policy(name: str | None) -> str:
     return str(embedded_policy_path())
 
 
+def make_current_directory_importable() -> None:
+    """Let a dotted import path name a module in the current directory."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
 def _load_dataset_dict(script_args: ScriptArguments, dataset_args: DatasetMixtureConfig) -> Mapping[str, "Dataset"]:
     from datasets import load_dataset
     from trl import get_dataset
@@ -154,8 +160,7 @@ def _import_by_name(name: str, paths: Mapping[str, str], setting: str) -> Any:
     module_name, _, attribute = paths.get(name, name).rpartition(".")
     if not module_name:
         raise ValueError(f"{setting}={name!r} is unknown. {choices}")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    make_current_directory_importable()
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
