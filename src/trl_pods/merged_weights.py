@@ -81,10 +81,11 @@ def _adapted_layers(model: Any) -> dict[torch.nn.Parameter, BaseTunerLayer] | No
 
 @torch.no_grad()
 def _merged(layer: Any, weight: torch.nn.Parameter) -> torch.Tensor:
-    originals = {parameter: parameter.detach().clone() for parameter in layer.get_base_layer().parameters()}
+    originals = {name: (p, p.detach().clone()) for name, p in layer.get_base_layer().named_parameters()}
+    name = next(name for name, (parameter, _) in originals.items() if parameter is weight)
     layer.merge()
-    merged = weight.detach().clone()
+    merged = layer.get_base_layer().get_parameter(name).detach().clone()  # some put another layer in its place
     layer.unmerge()
-    for parameter, original in originals.items():
+    for parameter, original in originals.values():
         parameter.copy_(original)
     return merged
