@@ -71,10 +71,14 @@ def test_a_device_of_which_torch_tells_no_memory_is_refused():
         update_memory._meter(SimpleNamespace(type="meta"))
 
 
-def test_logs_of_trackers_have_it_too(tmp_path):
-    trainer = make_trainer(tmp_path, Script(GROUPS), num_generations=4, per_device_train_batch_size=4)
-    trainer.remove_callback(trainer.recorder)
-    trainer.add_callback(UpdateMemoryCallback(trainer))
-    trainer.add_callback(trainer.recorder)
+@pytest.mark.parametrize(("logging_steps", "logged"), [(1, [1.0, 3.0, 2.0]), (3, [3.0])])
+def test_trackers_get_the_most_since_the_last_entry_wherever_they_come(tmp_path, monkeypatch, logging_steps, logged):
+    peaks = iter([1.0, 3.0, 2.0])
+    meter = SimpleNamespace(start=lambda: None, stop=lambda: next(peaks) * 2**30)
+    monkeypatch.setattr(update_memory, "_meter", lambda device: meter)
+    settings = {"num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 3}
+    trainer = make_trainer(tmp_path, Script(GROUPS), logging_steps=logging_steps, **settings)
+    trainer.add_callback(UpdateMemoryCallback(trainer))  # after the recorder
     trainer.train()
-    assert step_logs(trainer)[0][UPDATE_MEMORY] > 0
+    assert [entry[UPDATE_MEMORY] for entry in step_logs(trainer)] == logged
+    assert UPDATE_MEMORY not in trainer.recorder.logs[-1]  # the summary

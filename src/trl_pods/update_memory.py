@@ -30,8 +30,8 @@ class UpdateMemoryCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
         self._meter = _meter(trainer.accelerator.device)
-        self._peak = 0
         compute_loss = trainer.compute_loss
 
         def watched_loss(*args: Any, **kwargs: Any) -> Any:
@@ -42,18 +42,15 @@ class UpdateMemoryCallback(TrainerCallback):
         trainer.compute_loss = watched_loss
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._peak = max(self._peak, self._meter.stop())
+        self._note_peak()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._peak = max(self._peak, self._meter.stop())
+        self._note_peak()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if not self._peak:
-            return
-        for entry in (logs, *state.log_history[-1:]):  # the same entry, once for callbacks and once for the history
-            if entry is not None:
-                entry[UPDATE_MEMORY] = self._peak / 2**30
-        self._peak = 0
+    def _note_peak(self) -> None:
+        # The metrics that TRL logs the means of and clears: one value, so that the mean is the most.
+        metrics = self._trainer._metrics["train"]
+        metrics[UPDATE_MEMORY] = [max([self._meter.stop() / 2**30, *metrics.get(UPDATE_MEMORY, [])])]
 
 
 def _meter(device: torch.device) -> "_AllocatorMeter | _ProfilerMeter":
