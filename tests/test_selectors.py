@@ -1,3 +1,4 @@
+import functools
 import itertools
 import math
 
@@ -7,8 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_pods import selectors
-from trl_pods.selectors import BUILT_IN_SELECTORS, max_reward, max_variance, percentile, resolve_selector, select
+from trl_pods import PODSGRPOConfig, selectors
+from trl_pods.selectors import (
+    BUILT_IN_SELECTORS,
+    max_reward,
+    max_variance,
+    percentile,
+    resolve_selector,
+    select,
+    selector_name,
+)
 
 
 NAN = float("nan")
@@ -299,12 +308,30 @@ def test_rules_are_found_by_name_path_and_object():
     assert resolve_selector(percentile) is percentile
 
 
+class Rules:
+    @staticmethod
+    def first(rewards, num_selected):
+        return torch.arange(num_selected).expand(len(rewards), -1)
+
+    def __call__(self, rewards, num_selected):
+        return self.first(rewards, num_selected)
+
+
+def test_the_name_of_a_rule_within_a_class_finds_it_again_and_that_of_an_object_is_its_class(tmp_path):
+    config = PODSGRPOConfig(output_dir=str(tmp_path), selector=Rules.first, use_cpu=True, bf16=False)
+    assert config.to_dict()["selector"] == f"{__name__}.Rules.first"
+    assert resolve_selector(config.to_dict()["selector"]) is Rules.first
+    assert selector_name(Rules()) == f"{__name__}.Rules"
+    assert selector_name(functools.partial(percentile)) == "functools.partial"
+
+
 @pytest.mark.parametrize(
     ("selector", "selector_kwargs", "complaint"),
     [
         ("best", None, "selector='best'"),
         ("no_such_package.rule", None, "selector='no_such_package.rule' cannot be imported"),
         ("trl_pods.selectors.no_such_rule", None, "no_such_rule.*cannot be imported"),
+        ("my rules.rule", None, "selector='my rules.rule' cannot be imported"),
         ("math.pi", None, "cannot be called"),
         (7, None, "selector=7 is a int"),
         ("max_variance", {"alpha": 1}, "alpha"),

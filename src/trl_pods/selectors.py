@@ -14,8 +14,8 @@ the reward NaN and is chosen last. A rule that names one of the keywords `reward
 Shapes: P prompts, N rollouts per prompt, M of them kept, F reward functions. Suffixes on names give the shape.
 """
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -316,7 +316,7 @@ def select(
 
 def selector_name(selector: str | Selector) -> str:
     """
-    A name for a rule in messages and saved configs: the dotted path of a function, else its representation.
+    A name for a rule in messages and saved configs: the dotted path of a function, else that of its class.
 
     Example:
 
@@ -330,8 +330,8 @@ def selector_name(selector: str | Selector) -> str:
     """
     if isinstance(selector, str):
         return selector
-    name = getattr(selector, "__qualname__", None)
-    return f"{selector.__module__}.{name}" if name else repr(selector)
+    named: Any = selector if hasattr(selector, "__qualname__") else type(selector)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _max_variance(rewards_PN: torch.Tensor, num_selected: int) -> torch.Tensor:
@@ -471,12 +471,11 @@ def _choices() -> str:
 def _import_selector(path: str) -> Any:
     if path in BUILT_IN_SELECTORS:
         return BUILT_IN_SELECTORS[path]
-    module_name, _, attribute = path.rpartition(".")
-    if not module_name:
+    if "." not in path:
         raise ValueError(f"selector={path!r} is not a rule. Use {_choices()}.")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"selector={path!r} cannot be imported ({error}). Use {_choices()}.") from error
 
 
