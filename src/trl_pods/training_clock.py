@@ -29,8 +29,8 @@ class TrainingClock(TrainerCallback, ExportableState):
     Steps alone are not summed up, as that would leave out what happens between them.
 
     Its reading is in every log entry as `time/train`, in seconds, and in every checkpoint: a run that is resumed goes
-    on from there. With several processes all of them go by the clock of the main process, so that they evaluate and
-    stop at the same step.
+    on from there. With several processes what goes by it goes by the clock of the main process, so that they evaluate
+    and stop at the same step.
 
     [`PODSGRPOTrainer`] has a clock and takes both limits from its config. Any other [`~transformers.Trainer`] gets one
     by `callbacks=[TrainingClock(...)]`; trackers then do not see `time/train`, the log history has it.
@@ -78,7 +78,8 @@ class TrainingClock(TrainerCallback, ExportableState):
 
     def passed(self, minutes: float | None) -> bool:
         """
-        Whether the last step went past a multiple of so many minutes of training; the same on all processes.
+        Whether the last step went past a multiple of so many minutes of training; the same on all processes, which
+        must all ask.
 
         Args:
             minutes (`float`, *optional*):
@@ -86,7 +87,8 @@ class TrainingClock(TrainerCallback, ExportableState):
         """
         if minutes is None:
             return False
-        before, now = (math.floor(s / (60 * minutes)) for s in (self._step_before, self.seconds_at_last_step))
+        ends = _of_main_process([self._step_before, self.seconds_at_last_step])
+        before, now = (math.floor(seconds / (60 * minutes)) for seconds in ends)
         return now > before
 
     @contextmanager
@@ -120,7 +122,8 @@ class TrainingClock(TrainerCallback, ExportableState):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         getattr(torch, args.device.type).synchronize()  # else evaluation would wait for what training has queued
         self._count()
-        self._follow_main_process()
+        if self.max_train_minutes is not None:
+            self._follow_main_process()
         self._step_before, self.seconds_at_last_step = self.seconds_at_last_step, self.seconds
         max_train_minutes, eval_minutes = self._limits
         if self.passed(eval_minutes):
@@ -175,10 +178,13 @@ class TrainingClock(TrainerCallback, ExportableState):
         self._mark = time.perf_counter()
 
     def _follow_main_process(self) -> None:
-        if PartialState().num_processes > 1:
-            shared = [self.seconds]
-            broadcast_object_list(shared)
-            self.seconds = shared[0]
+        (self.seconds,) = _of_main_process([self.seconds])
+
+
+def _of_main_process(values: list[float]) -> list[float]:
+    if PartialState().num_processes > 1:
+        broadcast_object_list(values)
+    return values
 
 
 def check_minutes(max_train_minutes: float | None, eval_minutes: float | None) -> None:

@@ -16,6 +16,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from collectives import recorded_collectives
 from launching import give_up_in_time
 from rig import F1, FIRST_WORD, ForwardCounter, Group, Script, make_trainer, number_of_distinct_words, step_logs
 from test_tools_and_environments import Board, ScriptedPODS, make_tool_tokenizer
@@ -321,6 +322,39 @@ def clocks_that_differ(folder):
     }
 
 
+class Asks(TrainerCallback):
+    """Goes by the clock itself, as the accuracy on held-out problems does; notes after which steps it is told to."""
+
+    def __init__(self, clock, minutes):
+        self.clock, self.minutes = clock, minutes
+        self.told = []
+
+    def on_step_end(self, args, state, *_, **kwargs):
+        if self.clock.passed(self.minutes):
+            self.told.append(state.global_step)
+
+
+def a_clock_without_limits(folder):
+    """By what is asked of it."""
+    seen = []
+    for minutes in (None, 0.3):
+        slow = Slow()
+        with (
+            patch.object(training_clock, "time", SimpleNamespace(perf_counter=lambda slow=slow: slow.now)),
+            recorded_collectives() as collectives,
+        ):
+            trainer = make_trainer(
+                folder, Script([F1]), num_rollouts=8, num_generations=4, per_device_train_batch_size=2, max_steps=4
+            )
+            asks = Asks(trainer.training_clock, minutes)
+            trainer.add_callback(slow)
+            trainer.add_callback(asks)
+            trainer.train()
+        exchanged = [call for call in collectives if call["caller"] == "trl_pods._of_main_process"]
+        seen.append({"told": asks.told, "exchanges": len(exchanged)})
+    return seen
+
+
 CASES = [
     straddling_group,
     a_demand_for_signal,
@@ -340,6 +374,7 @@ CASES = [
     pictures_of_one_process,
     uneven_shares,
     clocks_that_differ,
+    a_clock_without_limits,
 ]
 
 

@@ -197,3 +197,9 @@ def test_all_processes_go_by_the_clock_of_the_main_one(seen):
         "logged": [10.0, 20.0, 30.0, 40.0, 50.0, 60.0],
     }
     assert second == first
+
+
+def test_processes_exchange_their_clocks_only_where_something_goes_by_them(seen):
+    first, second = seen["a_clock_without_limits"]
+    # Past 18 and 36 seconds; each of four times two tensors are sent, the size of an object and the object.
+    assert first == second == [{"told": [], "exchanges": 0}, {"told": [2, 4], "exchanges": 8}]
