@@ -56,11 +56,11 @@ def test_a_file_that_is_cut_off_makes_a_checkpoint_torn(folder, name):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("model.safetensors", "the weights are missing"),
-        ("optimizer.pt", "optimizer.pt is missing"),
-        ("scheduler.pt", "scheduler.pt is missing"),
-        ("rng_state.pth", "rng_state.pth is missing"),
-        ("trainer_state.json", "trainer_state.json is missing"),
+        ("model.safetensors", "it lacks the weights"),
+        ("optimizer.pt", "it lacks optimizer.pt"),
+        ("scheduler.pt", "it lacks scheduler.pt"),
+        ("rng_state.pth", "it lacks rng_state.pth"),
+        ("trainer_state.json", "it lacks trainer_state.json"),
     ],
 )
 def test_a_file_that_is_missing_makes_a_checkpoint_torn(folder, name, reason):
@@ -73,7 +73,7 @@ def test_weights_in_parts_are_asked_for(folder):
     (checkpoint / "model.safetensors").rename(checkpoint / "model-00001-of-00002.safetensors")
     index = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     (checkpoint / "model.safetensors.index.json").write_text(index)
-    assert why_torn(checkpoint) == "model-00002-of-00002.safetensors is missing"
+    assert why_torn(checkpoint) == "it lacks model-00002-of-00002.safetensors"
     shutil.copy(checkpoint / "model-00001-of-00002.safetensors", checkpoint / "model-00002-of-00002.safetensors")
     assert why_torn(checkpoint) is None
 
@@ -89,9 +89,9 @@ WEIGHTS_ALONE = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
         (["rng_state.pth"], ["rng_state_8.pth", "rng_state_9.pth"], None),  # of the second node
         (["model.safetensors", "optimizer.pt"], ["pytorch_model_fsdp_0/0.distcp", "optimizer_0/0.distcp"], None),
         (["model.safetensors", "optimizer.pt"], ["global_step3/mp_rank_00_model_states.pt"], None),
-        (["model.safetensors"], ["modeling_mine.py"], "the weights are missing"),
-        (["model.safetensors"], ["completions/table.parquet"], "the weights are missing"),
-        (["optimizer.pt"], ["completions/table.parquet"], "optimizer.pt is missing"),
+        (["model.safetensors"], ["modeling_mine.py"], "it lacks the weights"),
+        (["model.safetensors"], ["completions/table.parquet"], "it lacks the weights"),
+        (["optimizer.pt"], ["completions/table.parquet"], "it lacks optimizer.pt"),
         ([], ["checkpoint-is-incomplete.txt"], "its saving did not end"),
     ],
 )
@@ -127,9 +127,7 @@ def test_a_torn_checkpoint_is_refused_where_there_is_no_other(folder):
     for step in (1, 2, 3):
         (folder / f"checkpoint-{step}" / "scheduler.pt").unlink()
     trainer = make_trainer(folder, Script([F1]), **SAVING)
-    with pytest.raises(
-        ValueError, match="checkpoint-2' is torn: scheduler.pt is missing. Use resume_from_checkpoint="
-    ):
+    with pytest.raises(ValueError, match="checkpoint-2' is torn: it lacks scheduler.pt. Use resume_from_checkpoint="):
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     with pytest.raises(ValueError, match="finds torn checkpoints only in .* Use resume_from_checkpoint=None"):
         trainer.train(resume_from_checkpoint=True)

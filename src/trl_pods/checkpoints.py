@@ -37,6 +37,19 @@ _FLAG_OF_TRANSFORMERS = "checkpoint-is-incomplete.txt"
 
 _ABSENT = "not all processes have it"
 
+# In folders of DeepSpeed and FSDP, or in files of their own.
+_WEIGHTS = r"global_step|pytorch_model_fsdp|(.*/)?(?!optimizer|training_args)[^/]*\.(safetensors|bin)$"
+
+# What there must be, by how the names of its files begin, and of those because of which it must.
+_NEEDED = (
+    ("trainer_state.json", r"trainer_state\.json$", None),
+    ("the weights", _WEIGHTS, None),
+    # Without these transformers goes on with others, and says nothing. With `save_only_model` there are none.
+    ("scheduler.pt", r"scheduler\.pt$", r"optimizer\.pt$"),
+    ("optimizer.pt", r"optimizer|global_step", r"scheduler\.pt$"),
+    ("rng_state.pth", r"rng_state", r"scheduler\.pt$"),
+)
+
 
 def checkpoint_to_resume(asked_for: str | bool | None, folder: Path) -> str | bool | None:
     """
@@ -152,8 +165,8 @@ def why_torn(checkpoint: Path) -> str | None:
     cut_off = [path.name for path in files if not _is_readable(path)]
     if cut_off:
         return f"{cut_off[0]} is cut off"
-    missing = _missing({str(path.relative_to(checkpoint)) for path in files}, checkpoint)
-    return f"{missing} missing" if missing else None
+    lacking = _lacking({str(path.relative_to(checkpoint)) for path in files}, checkpoint)
+    return f"it lacks {lacking}" if lacking else None
 
 
 @contextmanager
@@ -305,33 +318,20 @@ def _is_readable(path: Path) -> bool:
     return True
 
 
-def _missing(names: set[str], checkpoint: Path) -> str | None:
+def _lacking(names: set[str], checkpoint: Path) -> str | None:
     """A file without which training would not go on as it was."""
-    if "trainer_state.json" not in names:
-        return "trainer_state.json is"
-    if not any(_holds_weights(name) for name in names):
-        return "the weights are"
-    for index in (name for name in names if name.endswith(".index.json")):
-        weight_map = json.loads((checkpoint / index).read_bytes()).get("weight_map", {})
-        parts = {str(Path(index).with_name(part)) for part in weight_map.values()}
-        if parts - names:
-            return f"{min(parts - names)} is"
-    return _missing_of_training(names)
+    for what, pattern, because_of in _NEEDED:
+        if (because_of is None or _any_is(because_of, names)) and not _any_is(pattern, names):
+            return what
+    return min(_parts_of_weights(names, checkpoint) - names, default=None)
 
 
-def _holds_weights(name: str) -> bool:
-    if name.startswith(("global_step", "pytorch_model_fsdp")):  # folders of DeepSpeed and FSDP
-        return True
-    file = Path(name)
-    return file.suffix in (".safetensors", ".bin") and not file.name.startswith(("optimizer", "training_args"))
+def _any_is(pattern: str, names: set[str]) -> bool:
+    return any(re.match(pattern, name) for name in names)
 
 
-def _missing_of_training(names: set[str]) -> str | None:
-    """Without these transformers goes on with others, and says nothing. With `save_only_model` there are none."""
-    has_optimizer = any(name.startswith(("optimizer", "global_step")) for name in names)
-    if "optimizer.pt" in names and "scheduler.pt" not in names:
-        return "scheduler.pt is"
-    if "scheduler.pt" in names and not has_optimizer:
-        return "optimizer.pt is"
-    has_random_state = any(name.startswith("rng_state") for name in names)
-    return "rng_state.pth is" if "scheduler.pt" in names and not has_random_state else None
+def _parts_of_weights(names: set[str], checkpoint: Path) -> set[str]:
+    """The files that hold weights by the index of those in several parts."""
+    indices = [name for name in names if name.endswith(".index.json")]
+    maps = {index: json.loads((checkpoint / index).read_bytes()).get("weight_map", {}) for index in indices}
+    return {str(Path(index).with_name(part)) for index, parts in maps.items() for part in parts.values()}
