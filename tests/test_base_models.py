@@ -7,7 +7,19 @@ import torch
 import trl
 from packaging.version import Version
 from peft import LoraConfig
-from rig import F1, LOGGED, N8_M4, Script, assert_equal_weights, kept_rows, make_model, step_logs, train, weights
+from rig import (
+    F1,
+    LOGGED,
+    N8_M4,
+    Script,
+    assert_equal_weights,
+    kept_rows,
+    make_model,
+    make_trainer,
+    step_logs,
+    train,
+    weights,
+)
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOConfig, GRPOTrainer
 
@@ -93,8 +105,19 @@ def test_continuous_batching_gives_rollouts_to_select_from(tmp_path):
         seen.extend(completion_ids)
         return REWARDS[: len(completion_ids)]
 
-    sampled = {"trainer_kwargs": {"rollout_func": None, "reward_funcs": [reward]}, **by_gradient}
-    pods = train(tmp_path, Script([F1]), use_transformers_continuous_batching=True, **N8_M4, **LOGGED, **sampled)
+    sampled = {"rollout_func": None, "reward_funcs": [reward], "eval_dataset": Script([F1] * 2).dataset()}
+    settings = {"use_transformers_continuous_batching": True, "per_device_eval_batch_size": 4, **by_gradient}
+    settings["transformers_continuous_batching_config"] = {
+        "num_blocks": 16,
+        "max_batch_tokens": 64,
+    }  # else for all memory
+    pods = make_trainer(tmp_path, Script([F1]), trainer_kwargs=sampled, **N8_M4, **LOGGED, **settings)
+    evaluation = pods.evaluate()
+    assert len(seen) == 2 * 4  # nothing is down-sampled in the second batch of an evaluation either
+    assert evaluation["eval_reward"] == pytest.approx(sum(REWARDS[:4]) / 4)
+    assert not [key for key in evaluation if key.startswith(("pods/", "rewards/"))]
+    seen.clear()
+    pods.train()
     kept = kept_rows(pods)
     assert (len(seen), kept) == (8, [0, 1, 4, 5])
 

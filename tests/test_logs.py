@@ -273,3 +273,13 @@ def test_the_log_file_of_a_resumed_run_ends_the_line_that_a_kill_has_torn_and_ev
     assert header["settings"] == {"weights": [1.0, None, [None]], "world_size": 1}
     assert entry == {"step": 0, "loss": None, "parts": [{"a": None}]}
     assert [again["settings"] for again in resumed] == [header["settings"]] * 2
+
+
+def test_a_reward_function_by_the_name_of_a_column_is_refused_before_training(tmp_path):
+    def kept(completions, **kwargs):
+        return [0.0] * len(completions)
+
+    settings = {"trainer_kwargs": {"reward_funcs": [kept]}}
+    with pytest.raises(ValueError, match="The reward function 'kept' takes a name that .* instance 'my_kept'"):
+        make_trainer(tmp_path, Script([F1]), **settings, **N8_M4, **LOGGED)
+    make_trainer(tmp_path, Script([F1]), **settings, **N8_M4)  # without a table there is no such column

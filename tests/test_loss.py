@@ -35,7 +35,7 @@ from rig import (
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_pods import PODSGRPOConfig, PODSGRPOTrainer
+from trl_pods import PODSGRPOConfig, PODSGRPOTrainer, PODSMixin
 from trl_pods.reward_statistics import advantages_over_all
 
 
@@ -290,6 +290,43 @@ def test_groups_without_signal_count_in_the_denominator_as_in_grpo(tmp_path):
     assert only_log(trainer)["loss"] == pytest.approx(-0.15711, abs=1e-5)
     assert kept_rows(trainer) == [0, 1, 4, 5]
     assert read_table(trainer)["advantage"].dropna().tolist() == pytest.approx([0, 0, -0.70701, 0.70701], abs=1e-5)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "first", "second"),
+    [
+        ({}, [2, 2], [2 - 0.70701, 2 + 0.70701]),
+        ({"min_reward_std": 0.1}, [0, 0], [2 - 0.70701, 2 + 0.70701]),
+        # The mean of 0, 1, .25 and .5 is .4375, their standard deviation .42696.
+        ({"advantage_statistics": "all"}, [0, 0], [-1.02446, 1.31716]),
+    ],
+)
+def test_advantages_of_a_trainer_of_ones_own_stay_but_where_settings_put_others_in_their_place(
+    tmp_path, by_token, settings, first, second
+):
+    class Own(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            own = output["advantages"] + 2
+            return output | {"advantages": own[:, None] * output["completion_mask"] if by_token else own}
+
+    class OwnPODS(PODSMixin, Own):
+        def _generate_and_score_completions(self, inputs):
+            self.output = super()._generate_and_score_completions(inputs)
+            return self.output
+
+    groups = [Group([1, 1, 1, 1], [5] * 4), Group([0, 1, 0.25, 0.5], [2, 6, 3, 3])]
+    trainer = train(
+        tmp_path, Script(groups), OwnPODS, **(N4_M2 | {"per_device_train_batch_size": 4}), **LOGGED, **settings
+    )
+    advantages = trainer.output["advantages"]
+    if advantages.ndim == 2:
+        assert advantages.shape == trainer.output["completion_ids"].shape
+        advantages = advantages[:, 0]
+    assert advantages.tolist() == pytest.approx([*first, *second], abs=1e-5)
+    logged = [-0.70701, 0.70701] if "advantage_statistics" not in settings else second
+    assert read_table(trainer)["advantage"].dropna().tolist() == pytest.approx([0, 0, *logged], abs=1e-5)
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])

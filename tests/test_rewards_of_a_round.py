@@ -24,7 +24,10 @@ from rig import (
     train,
     weights,
 )
+from trl import GRPOTrainer
 from trl.rewards import accuracy_reward
+
+from trl_pods import PODSGRPOTrainer, PODSMixin
 
 
 NAN, INF = float("nan"), float("inf")
@@ -60,6 +63,32 @@ def test_the_rewards_with_the_largest_variance_are_kept_and_normalised_by_themse
 
 def advantages_of(trainer):
     return read_table(trainer)["advantage"].dropna().tolist()
+
+
+class WithoutFloat64(torch.Tensor):
+    """Stands for a tensor on a device that has no float64, such as MPS."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        if function is torch.Tensor.cpu:
+            return result.as_subclass(torch.Tensor)
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return result
+
+
+@pytest.mark.parametrize("settings", [{}, {"advantage_statistics": "all", "min_reward_std": 0.1}], ids=str)
+def test_rewards_on_a_device_without_float64_are_selected_alike(tmp_path, settings):
+    class OnSuchADevice(GRPOTrainer):
+        def _calculate_rewards(self, *args):
+            return super()._calculate_rewards(*args).as_subclass(WithoutFloat64)
+
+    def run(trainer_class):
+        trainer = train(tmp_path, Script([F1]), trainer_class, **N8_M4, **LOGGED, **settings)
+        return kept_rows(trainer), advantages_of(trainer), only_log(trainer)["loss"]
+
+    assert run(type("PODS", (PODSMixin, OnSuchADevice), {})) == run(PODSGRPOTrainer)
 
 
 @pytest.mark.parametrize("unscored", [None, NAN])

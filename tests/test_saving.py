@@ -1,10 +1,15 @@
 """Adapters, saved models, model card."""
 
+import re
+
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
-from rig import F1, N8_M4, Script, make_config, make_model, only_log, train, weights
+from rig import F1, N8_M4, Script, make_config, make_model, make_trainer, only_log, train, weights
 from transformers import Qwen2ForCausalLM
+from trl import GRPOTrainer
+
+from trl_pods import PODSGRPOTrainer, PODSMixin
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
@@ -60,6 +65,35 @@ def test_a_saved_model_loads_and_the_card_names_pods_and_grpo(tmp_path):
     assert "shao2024deepseekmath" in card
     assert "- pods" in card
     assert "- grpo" in card
+
+
+class Mine(GRPOTrainer):
+    _tag_names = ["trl", "mine"]
+    _name = "Mine"
+    _paper = {"title": "Of mine", "id": "1234.56789", "citation": "@misc{mine}"}
+
+
+MyPODS = type("MyPODS", (PODSMixin, Mine), {})
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "num_rollouts", "tags", "name", "paper"),
+    [
+        (PODSGRPOTrainer, 8, ["grpo", "pods", "trl"], "PODS", "2504.13818"),
+        (PODSGRPOTrainer, 4, ["grpo", "trl"], "GRPO", "2402.03300"),
+        (MyPODS, 8, ["mine", "pods", "trl"], "PODS", "2504.13818"),
+        (MyPODS, None, ["mine", "trl"], "Mine", "1234.56789"),
+    ],
+)
+def test_a_card_names_pods_where_it_was_used(tmp_path, trainer_class, num_rollouts, tags, name, paper):
+    settings = N8_M4 | {"num_rollouts": num_rollouts}
+    trainer = make_trainer(tmp_path, Script([F1]), trainer_class, **settings)
+    assert sorted(trainer.model.model_tags) == tags
+    trainer.create_model_card(model_name="tiny")
+    card = (tmp_path / "README.md").read_text()
+    assert sorted(re.findall(r"^- (grpo|mine|pods|trl)$", card, flags=re.MULTILINE)) == tags
+    assert f"This model was trained with {name}, a method introduced in" in card
+    assert re.findall(r"arxiv.org/abs/([\d.]+)|huggingface.co/papers/([\d.]+)", card) == [("", paper)]
 
 
 def test_a_trainer_needs_no_down_sampling_settings_to_be_pickled_with(tmp_path):

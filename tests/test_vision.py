@@ -1,5 +1,6 @@
 """Vision-language models with down-sampling: prescribed completions, against plain GRPO on the kept ones."""
 
+import itertools
 import json
 
 import pytest
@@ -221,7 +222,46 @@ def test_pictures_that_tools_return_follow_their_rollouts(tmp_path, rewards, kep
     assert logged == [[], [(8, 8)], [], [(24, 8)]]
 
 
-def train_to_look(folder, trainer_class, config_class, rewards, **settings):
+class Speaking(Looking):
+    """Goes on in the model's words where it has looked."""
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, *args, **kwargs):
+        if "<tool_response>" not in self.processing_class.tokenizer.decode(prompt_ids[0]):
+            self.only = [next(self.rollouts) % 4 for _ in prompt_ids]
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, *args, **kwargs)
+        self.spoken += GRPOTrainer._generate_single_turn(self, prompt_ids, images, multimodal_fields, *args, **kwargs)[
+            0
+        ]
+        return self.spoken[-len(prompt_ids) :], None
+
+
+def test_generation_in_chunks_takes_rows_to_which_a_tool_returned_no_picture(tmp_path):
+    def glance(size: int) -> list | str:
+        """
+        Look at the screen.
+
+        Args:
+            size: How large.
+
+        Returns:
+            A picture, or none.
+        """
+        return screen(size) if size == 3 else "Nothing to see."
+
+    def run(chunk_size):
+        trainer_class = type("PODS", (PODSMixin, Speaking), {"rollouts": itertools.count(), "spoken": []})
+        glance.__name__ = "screen"
+        settings = {"top_k": 1, "max_steps": 1, "generation_kwargs": {"max_new_tokens": 4}}
+        settings |= {"num_rollouts": 4, "rollout_chunk_size": chunk_size}
+        trainer = train_to_look(tmp_path, trainer_class, PODSGRPOConfig, [0.0, 0.5, 0.6, 1.0], tool=glance, **settings)
+        return trainer.spoken, step_logs(trainer)[0]["loss"]
+
+    spoken, loss = run(None)
+    assert [len(ids) for ids in spoken] == [4, 4]
+    assert run(1) == (spoken, pytest.approx(loss, abs=1e-6))
+
+
+def train_to_look(folder, trainer_class, config_class, rewards, tool=screen, **settings):
     def reward(completions, **kwargs):
         by_text = {Looking._first_turn(rollout): reward for rollout, reward in enumerate(rewards)}
         texts = []
@@ -245,12 +285,11 @@ def train_to_look(folder, trainer_class, config_class, rewards, **settings):
             per_device_train_batch_size=2,
             max_completion_length=256,
             learning_rate=1e-2,
-            max_steps=2,
-            **settings,
+            **({"max_steps": 2} | settings),
         ),
         train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "What do you see?"}]]}),
         processing_class=processor,
-        tools=[screen],
+        tools=[tool],
         callbacks=[recorder],
     )
     trainer.recorder = recorder

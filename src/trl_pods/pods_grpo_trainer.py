@@ -26,7 +26,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -56,7 +56,7 @@ from .reward_statistics import NO_SPREAD, advantages_over_all, total_rewards
 from .round_logs import RoundLogs
 from .round_timer import OptimizerStepCallback, RoundTimer
 from .row_exchange import deal_out
-from .selectors import Selector, resolve_selector, select
+from .selectors import resolve_selector, select
 from .tool_turns import turns_of_single_rows
 from .training_clock import TRAIN_TIME, TrainingClock
 
@@ -66,20 +66,49 @@ logger = get_logger(__name__)
 # Releases whose private methods are known; the same range as in the package's dependencies.
 SUPPORTED_TRL = SpecifierSet(">=1.10,<1.17")
 
-# What `GRPOTrainer._generate` returns, in this order: a list with one entry per row, or nothing for all rows.
-_PER_ROW = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "images", "tool_images")
-_EXTRA_FIELDS = 5  # position of the dictionary of `rollout_func`'s further fields among them
-
 # Lists with one entry per row that TRL sets on the trainer before it generates. It goes on using the first alone.
 _PER_ROW_ATTRIBUTES = {"_batch_environments", "environments", "_sync_tool_dicts", "_async_tool_dicts"}
 
 # TRL lets a step of the engine take so many tokens, and vLLM refuses to run more sequences than that.
 _MOST_SEQUENCES = 4096
 
+_PAPER = {
+    "title": "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",
+    "id": "2504.13818",
+    # docstyle-ignore
+    "citation": """\
+@article{xu2025not,
+    title        = {{Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning}},
+    author       = {Yixuan Even Xu and Yash Savani and Fei Fang and J. Zico Kolter},
+    year         = 2025,
+    eprint       = {arXiv:2504.13818},
+}
+@article{shao2024deepseekmath,
+    title        = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},
+    author       = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Mingchuan Zhang and \
+Y. K. Li and Y. Wu and Daya Guo},
+    year         = 2024,
+    eprint       = {arXiv:2402.03300},
+}""",
+}
+
 if TYPE_CHECKING:
     from trl import GRPOTrainer as _Base
 else:
     _Base = object
+
+
+class _Generated(NamedTuple):
+    """What `GRPOTrainer._generate` returns: lists with one entry per row, or `None` for all rows."""
+
+    prompt_ids: list
+    completion_ids: list
+    tool_mask: list | None
+    completions: list
+    logprobs: list | None
+    extra_fields: Any  # of `rollout_func`: a dictionary, not by row
+    images: list | None
+    tool_images: list | None
 
 
 @dataclass(frozen=True)
@@ -118,28 +147,6 @@ class PODSMixin(_Base):
     in training this is then `num_rollouts`, while `trainer.args.num_generations` stays the number kept.
     """
 
-    _tag_names = ["trl", "grpo", "pods"]
-    _name = "PODS"
-    _paper = {
-        "title": "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",
-        "id": "2504.13818",
-        # docstyle-ignore
-        "citation": """\
-@article{xu2025not,
-    title        = {{Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning}},
-    author       = {Yixuan Even Xu and Yash Savani and Fei Fang and J. Zico Kolter},
-    year         = 2025,
-    eprint       = {arXiv:2504.13818},
-}
-@article{shao2024deepseekmath,
-    title        = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},
-    author       = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Mingchuan Zhang and \
-Y. K. Li and Y. Wu and Daya Guo},
-    year         = 2024,
-    eprint       = {arXiv:2402.03300},
-}""",
-    }
-
     # Of TRL:
     _batch_environments: list[str | None]
     reward_funcs: list[Any]
@@ -157,7 +164,8 @@ Y. K. Li and Y. Wu and Daya Guo},
             )
         with _engine_sized_for_rollouts(self):
             super().__init__(*args, **kwargs)
-        _ = self._failures  # now: the others can then tell whether this process lives
+        accelerator = self.accelerator
+        self._failures = ProcessFailures(accelerator.process_index, accelerator.num_processes, self.args.ddp_timeout)
         if self.use_vllm and not self.is_fsdp_enabled:  # with FSDP TRL reads the weights in other ways
             self._sync_without_a_trace()
         if self.rollout_func is not None:
@@ -167,8 +175,15 @@ Y. K. Li and Y. Wu and Daya Guo},
         if self._chunk_size:
             self._work_in_chunks(self._chunk_size)
         if self._downsamples:
-            _ = self._selector, self._selection_columns  # now: not after a round of generation, if they are wrong
-        if self._downsamples and self.log_completions:  # else it would hold the kept rows of earlier rounds
+            self._prepare_selection()
+
+    def _prepare_selection(self) -> None:
+        """Here, and not in the first round, so that what is wrong is refused before anything is generated."""
+        self._selector = resolve_selector(self.args.selector, self.args.selector_kwargs)
+        self._selection_columns = self._find_selection_columns()
+        if self.log_completions:  # else the room would hold the kept rows of earlier rounds
+            for name in self.reward_func_names:
+                self._round_logs.check_column(name, f"The reward function {name!r}")
             self._round_logs.make_room()
 
     @property
@@ -189,12 +204,7 @@ Y. K. Li and Y. Wu and Daya Guo},
     def _chunk_size(self) -> int | None:
         return getattr(self.args, "rollout_chunk_size", None)
 
-    @cached_property
-    def _selector(self) -> Selector:
-        return resolve_selector(self.args.selector, self.args.selector_kwargs)
-
-    @cached_property
-    def _selection_columns(self) -> list[int]:
+    def _find_selection_columns(self) -> list[int]:
         """Positions of the reward functions that the rule looks at."""
         wanted = self.args.selection_reward_funcs
         unknown = set(wanted or []) - set(self.reward_func_names)
@@ -226,11 +236,6 @@ Y. K. Li and Y. Wu and Daya Guo},
         return PaddingCutter(
             self.model, self._tokenizer.pad_token_id, self.args.pad_to_multiple_of, full_precision=full_precision
         )
-
-    @cached_property
-    def _failures(self) -> ProcessFailures:
-        accelerator = self.accelerator
-        return ProcessFailures(accelerator.process_index, accelerator.num_processes, self.args.ddp_timeout)
 
     @cached_property
     def _reward_deadline(self) -> RewardDeadline | None:
@@ -306,21 +311,26 @@ Y. K. Li and Y. Wu and Daya Guo},
         self._check_attributes(self._round, prompts)
         with self._timer.phase("generate"), self._generating_rollouts():
             outputs = super()._generate(prompts)
-        return self._keep_selected(self._round, prompts, outputs)
+        return self._keep_selected(self._round, prompts, _checked(outputs, num_rows=len(prompts)))
 
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: dict[str, Any], *args: Any, **kwargs: Any
     ) -> tuple[list, list | None]:
         generate = super()._generate_single_turn
-        schedules_itself = self.use_vllm or self.use_transformers_continuous_batching
-        if self._chunk_size is None or schedules_itself or len(prompt_ids) <= self._chunk_size:
+        if self.use_transformers_continuous_batching:
+            with _left_in_its_mode(self.model):
+                return generate(prompt_ids, images, multimodal_fields, *args, **kwargs)
+        if self._chunk_size is None or self.use_vllm or len(prompt_ids) <= self._chunk_size:
             return generate(prompt_ids, images, multimodal_fields, *args, **kwargs)
         rows = chunks(len(prompt_ids), self._chunk_size)
         fields = chunks_of_fields(multimodal_fields, images, len(prompt_ids), self._chunk_size)
         completion_ids: list = []
         for part, fields_of_part in zip(rows, fields, strict=True):
             images_of_part = images and images[part]
-            completion_ids += generate(prompt_ids[part], images_of_part, fields_of_part, *args, **kwargs)[0]
+            of_part = dict(kwargs)
+            if kwargs.get("has_tool_images") and "image_grid_thw" in multimodal_fields.keys() - fields_of_part.keys():
+                of_part["has_tool_images"] = False  # for which TRL passes a field that Qwen takes with pictures alone
+            completion_ids += generate(prompt_ids[part], images_of_part, fields_of_part, *args, **of_part)[0]
         return completion_ids, None  # transformers returns no log-probs
 
     def _sync_without_a_trace(self) -> None:
@@ -365,55 +375,33 @@ Y. K. Li and Y. Wu and Daya Guo},
                     "match the rows after selection."
                 )
 
-    def _keep_selected(self, round_: _Round, prompts: list, outputs: tuple) -> tuple:
-        """Score and select; drop the others from `outputs` and, in place, from the lists that TRL goes on using."""
-        per_row = outputs[:_EXTRA_FIELDS] + outputs[_EXTRA_FIELDS + 1 :]
-        if len(per_row) != len(_PER_ROW):
-            raise RuntimeError(
-                f"`GRPOTrainer._generate` of the installed TRL returns {len(outputs)} values; trl_pods knows "
-                f"{len(_PER_ROW) + 1}. Install a TRL that trl_pods supports."
-            )
-        # Lists, since a `rollout_func` may return tensors.
-        columns: dict[str, Any] = {
-            name: None if column is None else list(column) for name, column in zip(_PER_ROW, per_row, strict=True)
-        }
-        _check_one_entry_per_row(columns, len(prompts))
-        _merge_extra_fields(round_.rows, outputs[_EXTRA_FIELDS])
-        # Copies: a reward function may hold on to its lists, and those of TRL shrink below.
+    def _keep_selected(self, round_: _Round, prompts: list, generated: _Generated) -> _Generated:
+        """Score and select; return the kept rollouts, and shrink the lists that TRL goes on using in place."""
+        _merge_extra_fields(round_.rows, generated.extra_fields)
+        # A copy of the prompts, as a reward function may hold on to its lists.
         rewards_per_func = self._calculate_rewards(
-            round_.rows, list(prompts), columns["completions"], columns["completion_ids"]
+            round_.rows, list(prompts), generated.completions, generated.completion_ids
         )
         self._round_logs.pad_columns(len(prompts))
         with self._timer.phase("select"):
-            round_.selection = self._select(round_.rows, rewards_per_func, list(prompts), columns)
-            self._drop_others(round_, prompts, columns)
+            round_.selection = self._select(round_.rows, rewards_per_func, list(prompts), generated)
+            kept = self._drop_others(round_, round_.selection.kept.tolist(), prompts, generated)
             self._failures.meet()  # what a process was dealt may fail to be unpickled there
             self._failures.settle()
-        kept_outputs = [columns[name] for name in _PER_ROW]
-        # Extra fields are in the rows already.
-        return (*kept_outputs[:_EXTRA_FIELDS], {}, *kept_outputs[_EXTRA_FIELDS:])
+        return kept
 
-    def _drop_others(self, round_: _Round, prompts: list, columns: dict[str, Any]) -> None:
-        """Leave the kept rollouts of this process in `columns`, `prompts` and the rows and environments of TRL."""
-        assert round_.selection is not None
-        dealt = {**columns, "prompts": prompts, "rows": round_.rows}
+    def _drop_others(self, round_: _Round, kept: list[int], prompts: list, generated: _Generated) -> _Generated:
+        """Return the kept rollouts of this process, and leave these in `prompts`, the rows and the environments."""
+        num_local, process = len(prompts), self.accelerator.process_index
+        environments: Any = self._batch_environments if self.environment_factories is not None else None
+        columns: list[Any] = [prompts, round_.rows, environments, *generated._replace(extra_fields=None)]
+        records = list(zip(*(column or [None] * num_local for column in columns), strict=True))
+        mine = {number: records[number % num_local] for number in kept if number // num_local == process}
+        dealt = deal_out(mine, kept, num_local, process, self.accelerator.num_processes, self._failures.meet)
+        prompts[:], round_.rows[:], environments, *columns = zip(*dealt, strict=True)
         if self.environment_factories is not None:
-            dealt["environments"] = self._batch_environments
-        dealt = self._deal_out_columns(dealt, round_.selection.kept.tolist())
-        prompts[:], round_.rows[:] = dealt.pop("prompts"), dealt.pop("rows")
-        if self.environment_factories is not None:
-            self._batch_environments = dealt.pop("environments")
-        if any(dealt["images"] or []):
-            # Processors take an empty list where a row has no images, but not the `None` that TRL gives them.
-            dealt["images"] = [images or [] for images in dealt["images"]]
-        else:
-            dealt["images"] = _dataset_images(round_.rows)
-        if dealt["tool_mask"]:  # a `rollout_func` may give masks on some processes only
-            dealt["tool_mask"] = [
-                [1] * len(ids) if mask is None else mask
-                for ids, mask in zip(dealt["completion_ids"], dealt["tool_mask"], strict=True)
-            ]
-        columns.update(dealt)
+            self._batch_environments = list(environments)
+        return _completed(_Generated(*map(_column, columns)), round_.rows)
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list, completions: list, completion_ids_list: list
@@ -472,13 +460,13 @@ Y. K. Li and Y. Wu and Daya Guo},
         return lengths, truncated_all.bool()
 
     def _select(
-        self, rows: list[dict[str, Any]], rewards_per_func: torch.Tensor, prompts: list, columns: dict[str, Any]
+        self, rows: list[dict[str, Any]], rewards_per_func: torch.Tensor, prompts: list, generated: _Generated
     ) -> _Selection:
         """Choose among the rollouts of all processes; every process gets the same."""
         n = self.num_rollouts
-        lengths, truncated = self._completion_lengths(columns["completion_ids"], columns["tool_mask"])
+        lengths, truncated = self._completion_lengths(generated.completion_ids, generated.tool_mask)
         # In float64 on the CPU, so that the choice does not depend on the device.
-        rewards_all = rewards_per_func.double().cpu()
+        rewards_all = rewards_per_func.cpu().double()  # in this order: some devices have no float64
         # A function of weight 0 is there for the logs: it must not make a score of 0 out of none.
         looked_at = [i for i in self._selection_columns if self.reward_weights[i] != 0] or self._selection_columns
         totals = total_rewards(rewards_all[:, looked_at], self.reward_weights[looked_at])
@@ -504,7 +492,7 @@ Y. K. Li and Y. Wu and Daya Guo},
         }
         table = {}
         if self.log_completions:
-            table = self._round_logs.table_columns(prompts, columns, _dataset_images(rows))
+            table = self._round_logs.table_columns(prompts, generated, _dataset_images(rows))
         return _Selection(rewards_per_func, kept, has_signal.repeat_interleave(n), metrics, table)
 
     def _on_main_process(self, choose: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -521,22 +509,6 @@ Y. K. Li and Y. Wu and Daya Guo},
         self._last_draw = (self.state.global_step, draws)
         seed = random.Random(f"{self.args.seed} {self.state.global_step} {draws}").getrandbits(63)
         return torch.Generator().manual_seed(seed)
-
-    def _deal_out_columns(self, columns: dict[str, Any], kept: list[int]) -> dict[str, Any]:
-        """The kept rows of this process in each column; `None`, or an empty list, stands for no values at all."""
-        num_local, process = len(columns["rows"]), self.accelerator.process_index
-        rows = {
-            number: [column[number - process * num_local] if column else None for column in columns.values()]
-            for number in kept
-            if number // num_local == process
-        }
-        dealt = deal_out(rows, kept, num_local, process, self.accelerator.num_processes, self._failures.meet)
-        dealt_columns = {}
-        for (name, column), values in zip(columns.items(), zip(*dealt, strict=True), strict=True):
-            # A process without images may be dealt rows that have some.
-            has_values = column or any(value is not None for value in values)
-            dealt_columns[name] = list(values) if has_values else column
-        return dealt_columns
 
     # Micro-batches
 
@@ -570,6 +542,20 @@ Y. K. Li and Y. Wu and Daya Guo},
             if self.args.should_save and self.args.save_total_limit:
                 delete_unfinished(folder)
 
+    # The model card
+
+    @property
+    def _tag_names(self) -> list[str]:
+        return [*super()._tag_names, "pods"] if self._downsamples else super()._tag_names
+
+    @property
+    def _name(self) -> str:
+        return "PODS" if self._downsamples else super()._name
+
+    @property
+    def _paper(self) -> dict[str, str]:
+        return _PAPER if self._downsamples else super()._paper
+
     # Metrics and logs
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -579,22 +565,25 @@ Y. K. Li and Y. Wu and Daya Guo},
             super().log(logs, *args, **kwargs)
 
     def _adjust_advantages(self, output: dict[str, Any], selection: _Selection, num_local: int) -> None:
-        """Put in place of TRL's advantages those over all rollouts, or 0 in groups without signal, as configured."""
+        """Statistics over all rollouts and 0 in groups without signal, as configured, here and in TRL's log."""
+        first = self.accelerator.process_index * num_local
+        logged = self._round_logs.kept_advantages(len(selection.kept))  # of all processes
         if self.args.advantage_statistics == "all":
-            advantages = advantages_over_all(
-                selection.rewards_per_func, self.reward_weights, self.num_rollouts, self.scale_rewards
+            logged = selection.of_kept(
+                advantages_over_all(
+                    selection.rewards_per_func, self.reward_weights, self.num_rollouts, self.scale_rewards
+                )
             )
-            advantages = selection.of_kept(advantages)
-        else:
-            advantages = self._round_logs.kept_advantages(len(selection.kept)).to(output["advantages"].device)
+            output["advantages"] = logged[first:][:num_local]
         if self._demands_signal:
-            advantages = advantages * selection.of_kept(selection.has_signal).to(advantages)
-        output["advantages"] = advantages[self.accelerator.process_index * num_local :][:num_local]
-        self._logs["advantages"].extend(advantages.tolist())
+            has_signal = selection.of_kept(selection.has_signal)
+            output["advantages"] = _by_row(output["advantages"], has_signal[first:][:num_local])
+            logged = _by_row(logged, has_signal)
+        self._logs["advantages"].extend(logged.tolist())
 
     def _log_completion_extra(self, column: str, values: list) -> None:
         if self._downsamples:
-            self._round_logs.check_column(column)
+            self._round_logs.check_column(column, f"log_extra({column!r}, ...)")
         super()._log_completion_extra(column, values)
 
     # Clocks
@@ -704,6 +693,17 @@ def _engine_sized_for_rollouts(trainer: PODSMixin) -> Iterator[None]:
         grpo_trainer.VLLMGeneration = build_engine
 
 
+@contextmanager
+def _left_in_its_mode(model: torch.nn.Module) -> Iterator[None]:
+    """TRL's continuous batching sets the model to training, in which it would go through the rest of an evaluation."""
+    was_training = model.training
+    try:
+        yield
+    finally:
+        if not was_training:
+            model.eval()
+
+
 def _counting_completions(rollout_func: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Refuse too few or too many completions here, before TRL gathers what is to be equally long everywhere."""
 
@@ -723,13 +723,43 @@ def _counting_completions(rollout_func: Callable[..., dict[str, Any]]) -> Callab
     return counted
 
 
-def _check_one_entry_per_row(columns: dict[str, Any], num_rows: int) -> None:
+def _checked(outputs: tuple, num_rows: int) -> _Generated:
+    """What TRL generated, in lists that are not TRL's, and are lists also where a `rollout_func` returns tensors."""
+    if len(outputs) != len(_Generated._fields):
+        raise RuntimeError(
+            f"`GRPOTrainer._generate` of the installed TRL returns {len(outputs)} values; trl_pods knows "
+            f"{len(_Generated._fields)}. Install a TRL that trl_pods supports."
+        )
+    generated = _Generated(*outputs)
+    by_row = {name: column for name, column in generated._asdict().items() if name != "extra_fields"}
+    columns: dict[str, Any] = {name: list(column) for name, column in by_row.items() if column is not None}
     for name, column in columns.items():
         if column and len(column) != num_rows:
             raise RuntimeError(
                 f"`{name}` has {len(column)} entries for {num_rows} rollouts: this release of TRL, a subclass or a "
                 "`rollout_func` generates in another shape than trl_pods knows, and going on would misalign them."
             )
+    return generated._replace(**columns)
+
+
+def _column(values: tuple) -> Any:
+    """Of the rows dealt to a process, which may have come from one with values or from one without."""
+    return None if all(value is None for value in values) else list(values)
+
+
+def _completed(kept: _Generated, rows: list[dict[str, Any]]) -> _Generated:
+    """What was generated as TRL takes it, where some rows have no value, or none has."""
+    images, tool_mask = kept.images or [], kept.tool_mask
+    if tool_mask:  # a `rollout_func` may give masks on some processes only
+        masks = zip(kept.completion_ids, tool_mask, strict=True)
+        tool_mask = [[1] * len(ids) if mask is None else mask for ids, mask in masks]
+    return kept._replace(
+        # Processors take an empty list where a row has no images, but not the `None` that TRL gives them.
+        images=[row_images or [] for row_images in images] if any(images) else _dataset_images(rows),
+        tool_mask=tool_mask,
+        tool_images=kept.tool_images or [],
+        extra_fields={},  # they are in the rows already
+    )
 
 
 def _check_output(output: dict[str, Any], num_kept: int) -> None:
@@ -740,6 +770,11 @@ def _check_output(output: dict[str, Any], num_kept: int) -> None:
                 f"`{name}` has {len(value)} entries for {num_kept} kept rollouts: this release of TRL, or a subclass, "
                 "computes something by row that trl_pods does not know, and going on would misalign it."
             )
+
+
+def _by_row(values: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """The product, of values of shape (B,) or, as subclasses may have advantages, (B, T)."""
+    return values * factors.to(values).view(-1, *[1] * (values.ndim - 1))
 
 
 def _merge_extra_fields(rows: list[dict[str, Any]], extra_fields: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from .reward_statistics import reward_std, total_rewards
 
 
 if TYPE_CHECKING:
-    from .pods_grpo_trainer import PODSMixin
+    from .pods_grpo_trainer import PODSMixin, _Generated
 
 # Before 1.15 TRL's completions table shows prompts and completions decoded, also where they are lists of messages.
 _LOGS_TEXTS = Version(trl.__version__) < Version("1.15")
@@ -48,17 +48,23 @@ class RoundLogs:
             is_by_column = isinstance(log, defaultdict)
             trainer._logs[name] = defaultdict(lambda: deque(maxlen=size)) if is_by_column else deque(maxlen=size)
 
-    def check_column(self, column: str) -> None:
+    def check_column(self, column: str, asked_by: str) -> None:
         """
         Refuse the name of a column of our own.
 
+        Args:
+            column (`str`):
+                Name of a column.
+            asked_by (`str`):
+                What would put it into the table.
+
         Raises:
-            ValueError: If a reward function logs one of that name.
+            ValueError: If it is one of our own.
         """
         if column == KEPT_COLUMN:
             raise ValueError(
-                f"log_extra({column!r}, ...) takes a name that the completions table uses for the rollouts trained "
-                "on. Use another one, for instance 'my_kept'."
+                f"{asked_by} takes a name that the completions table uses for the rollouts trained on. Use another "
+                f"one, for instance 'my_kept'."
             )
 
     def pad_columns(self, num_rows: int) -> None:
@@ -81,15 +87,15 @@ class RoundLogs:
                     "per completion, and a column from one reward function alone."
                 )
 
-    def table_columns(self, prompts: list, columns: dict[str, Any], dataset_images: list | None) -> dict[str, Any]:
+    def table_columns(self, prompts: list, generated: "_Generated", dataset_images: list | None) -> dict[str, Any]:
         """
         What the table will show of the rollouts of this process, as this release of TRL shows it in evaluation too.
 
         Args:
             prompts (`list`):
                 Their prompts.
-            columns (`dict[str, Any]`):
-                What generation returned, by name.
+            generated (`_Generated`):
+                What generation returned.
             dataset_images (`list`, *optional*):
                 Their images, where generation returned none.
 
@@ -98,11 +104,11 @@ class RoundLogs:
         """
         if _LOGS_TEXTS:
             decode = partial(self._trainer.processing_class.batch_decode, skip_special_tokens=True)
-            shown = {"prompt": decode(columns["prompt_ids"]), "completion": decode(columns["completion_ids"])}
+            shown = {"prompt": decode(generated.prompt_ids), "completion": decode(generated.completion_ids)}
         else:  # the images have a column of their own, and travel once
             strip = grpo_trainer.strip_images_from_messages
-            shown = {"prompt": list(map(strip, prompts)), "completion": list(map(strip, columns["completions"]))}
-        return {**shown, "images": columns["images"] or dataset_images or [None] * len(prompts)}
+            shown = {"prompt": list(map(strip, prompts)), "completion": list(map(strip, generated.completions))}
+        return {**shown, "images": generated.images or dataset_images or [None] * len(prompts)}
 
     def kept_advantages(self, num_kept: int) -> torch.Tensor:
         """
