@@ -122,10 +122,10 @@ class TrainingClock(TrainerCallback, ExportableState):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         getattr(torch, args.device.type).synchronize()  # else evaluation would wait for what training has queued
         self._count()
-        if self.max_train_minutes is not None:
-            self._follow_main_process()
-        self._step_before, self.seconds_at_last_step = self.seconds_at_last_step, self.seconds
         max_train_minutes, eval_minutes = self._limits
+        if max_train_minutes is not None:
+            (self.seconds,) = _of_main_process([self.seconds])
+        self._step_before, self.seconds_at_last_step = self.seconds_at_last_step, self.seconds
         if self.passed(eval_minutes):
             control.should_evaluate = True
         if max_train_minutes is not None and self.seconds >= 60 * max_train_minutes:
@@ -176,9 +176,6 @@ class TrainingClock(TrainerCallback, ExportableState):
         """Set a mark without adding what has gone by."""
         self._running = self._training
         self._mark = time.perf_counter()
-
-    def _follow_main_process(self) -> None:
-        (self.seconds,) = _of_main_process([self.seconds])
 
 
 def _of_main_process(values: list[float]) -> list[float]:
