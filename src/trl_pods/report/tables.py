@@ -71,9 +71,11 @@ def speed_up_text(speed_up: SpeedUp, interval: Interval | None) -> str:
     ratio = _ratio(speed_up.ratio, "never reached")
     if interval is None:
         return f"{ratio} (one run: no interval)"
+    if interval.never == 1:
+        return "never reached, nor in any draw"
     parts = [] if interval.high is None else [f"{_ratio(interval.low)} to {_ratio(interval.high)}"]
     if interval.low is None:
-        parts.append(f"never in {100 * interval.never:.0f} % of the draws")
+        parts.append(f"never in {int(100 * interval.never)} % of the draws")
     return f"{ratio} ({'; '.join(parts)})"
 
 
