@@ -6,9 +6,11 @@ import textwrap
 import tomllib
 from collections import defaultdict, deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import accelerate
 import pytest
+import torch
 import trl
 from packaging.specifiers import SpecifierSet
 from rig import F1, N8_M4, Script, make_trainer
@@ -16,6 +18,7 @@ from trl import GRPOTrainer
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
+from trl_pods import PODSGRPOTrainer
 from trl_pods.padding import WIDE_FIELDS
 from trl_pods.pods_grpo_trainer import _MOST_SEQUENCES, _PER_ROW_ATTRIBUTES, SUPPORTED_TRL
 
@@ -67,6 +70,13 @@ def test_the_methods_that_are_overridden_take_these_arguments():
     assert positional(GRPOTrainer._prepare_inputs) == ["self", "generation_batch"]
     assert positional(GRPOTrainer._log_completion_extra) == ["self", "column", "values"]
     assert positional(GRPOTrainer.training_step)[:3] == ["self", "model", "inputs"]
+
+
+def test_a_trainer_that_is_built_without_init_as_in_tests_of_trl_generates(monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_generate", lambda trainer, prompts: prompts)
+    trainer = object.__new__(PODSGRPOTrainer)
+    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"))
+    assert trainer._generate(["a"]) == ["a"]
 
 
 def test_after_what_runs_on_one_process_alone_the_processes_meet_in_a_gather():

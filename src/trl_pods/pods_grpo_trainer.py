@@ -154,6 +154,7 @@ class PODSMixin(_Base):
     log_multimodal: bool
 
     _round: _Round | None = None  # the round under way, if it down-samples
+    _failures = ProcessFailures(process=0, num_processes=1)  # until `__init__`, without which tests of TRL build one
     _last_draw: tuple[int, int] = (-1, 0)  # global step of the last selection, and selections since in that step
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
