@@ -128,19 +128,6 @@ def test_limits_of_the_settings_win_over_those_of_the_clock_one_by_one(tmp_path,
     assert trainer.state.global_step == 3
 
 
-def test_a_limit_of_the_settings_that_a_resumed_run_no_longer_has_is_gone(tmp_path, hands, monkeypatch):
-    settings = {
-        "save_strategy": "steps",
-        "restore_callback_states_from_checkpoint": True,
-        "logging_steps": 100,
-    }
-    make(tmp_path, hands, monkeypatch, max_train_minutes=0.5, **settings).train()
-    unlimited = make(tmp_path, hands, monkeypatch, max_steps=5, **settings)
-    monkeypatch.setattr(Delays, "__init__", lambda self: setattr(self, "hands", hands))
-    unlimited.train(resume_from_checkpoint=True)
-    assert unlimited.state.global_step == 5
-
-
 def test_a_resumed_run_goes_on_counting(tmp_path, hands, monkeypatch):
     settings = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 100, "eval_minutes": 0.75}
     make(tmp_path, hands, monkeypatch, max_steps=4, **settings).train()
@@ -156,17 +143,24 @@ def test_a_resumed_run_goes_on_counting(tmp_path, hands, monkeypatch):
     assert (again.state.global_step, again.training_clock.read()) == (7, 70.0)
 
 
-def test_transformers_may_restore_the_clock_but_new_limits_win(tmp_path, hands, monkeypatch):
+@pytest.mark.parametrize(
+    ("limits", "num_steps"),
+    [
+        pytest.param({"max_train_minutes": 1.0}, 6, id="another"),
+        pytest.param({"max_steps": 5}, 5, id="none"),
+    ],
+)
+def test_transformers_may_restore_the_clock_but_new_limits_win(tmp_path, hands, monkeypatch, limits, num_steps):
     settings = {
         "save_strategy": "steps",
         "restore_callback_states_from_checkpoint": True,
         "logging_steps": 100,
     }
     make(tmp_path, hands, monkeypatch, max_train_minutes=0.5, **settings).train()
-    longer = make(tmp_path, hands, monkeypatch, max_train_minutes=1.0, **settings)
+    resumed = make(tmp_path, hands, monkeypatch, **limits, **settings)
     monkeypatch.setattr(Delays, "__init__", lambda self: setattr(self, "hands", hands))
-    longer.train(resume_from_checkpoint=True)
-    assert longer.state.global_step == 6
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == num_steps
 
 
 def test_a_checkpoint_without_a_clock_starts_it_at_zero(tmp_path, hands, monkeypatch, caplog):
