@@ -23,6 +23,8 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError, safe_open
 from transformers import trainer as transformers_trainer
 
+from .whole_files import replacing
+
 
 logger = logging.getLogger(__name__)
 
@@ -256,9 +258,8 @@ def whole_tables(folder: Path) -> Iterator[None]:
         path = Path(path)
         if table.empty and path.exists():  # a run that is resumed at its end has generated nothing
             return None
-        part = path.with_name(f".{path.name}.part")
-        to_parquet(table, part, *args, **kwargs)
-        return part.replace(path)
+        with replacing(path) as unfinished:
+            return to_parquet(table, unfinished, *args, **kwargs)
 
     with patch.object(pd.DataFrame, "to_parquet", to_parquet_at_once):
         yield
